@@ -45,7 +45,7 @@ environments: $(ENGINES)/installed $(SGLANG)/installed $(ASCEND)/installed ## ma
 quickstart: $(VENV)/product ## train a tiny target and a draft for it, end to end, with a report
 	$(BIN)/spec-trainer quickstart
 
-# Whole runs wait about as much as they compute: four workers keep two cores busy, three where all are whole runs.
+# Whole runs wait about as much as they compute: three workers keep two cores busy.
 test: install ## the tests of every change
 	$(BIN)/pytest -n 3 $(SPREAD) -m "not slow"
 

@@ -5,7 +5,7 @@ standard input ends. If the daemon or one of its servers dies earlier, the owner
 ends when the run closes it or dies. Then the owner ends the daemon with its servers and removes the directories. If
 the owner is killed, the run cleans up. If both are killed, the owner of the next run cleans up: it removes
 directories that are not locked, because the kernel releases the locks of dead processes. docs/decisions/013 says
-why core's Reaper is not enough.
+why the Reaper of spec_processes is not enough.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ and returns.
 
 Contract of a kernel, which ``spec_testing.assert_kernel_agrees`` compares with the plain version:
 
-K1  A kernel has the arguments and the result of the plain version; results differ by rounding only. If the plain
+N1  A kernel has the arguments and the result of the plain version; results differ by rounding only. If the plain
     version is differentiable, the kernel is, too. A kernel whose name ends in ``_`` overwrites its first argument.
-K2  A kernel returns NotImplemented, before it has changed anything, for a dtype or shape that it does not support.
+N2  A kernel returns NotImplemented, before it has changed anything, for a dtype or shape that it does not support.
     The plain version then runs.
 """
 
@@ -60,7 +60,7 @@ class KernelSet:
 
 
 def _with_plain(kernel: Kernel | None, plain: Kernel | None) -> Kernel | None:
-    """Return a function that calls the kernel, and the plain version if it returns NotImplemented (K2)."""
+    """Return a function that calls the kernel, and the plain version if it returns NotImplemented (N2)."""
     if kernel is None or plain is None:
         return kernel or plain
 

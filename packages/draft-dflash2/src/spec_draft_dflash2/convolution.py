@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class BlockConvolution(nn.Module):
     """One convolution of a sub-layer's input and another of its output.
 
-    Taps are the sum of a constant and a part computed from the sub-layer's input before any convolution.
+    tap = constant + linear(the sub-layer's input before any convolution), both per channel.
     """
 
     def __init__(self, shape: DFlash2Shape, kernels: DFlash2Kernels) -> None:

@@ -34,8 +34,8 @@ class NormTap:
                 (graph_rows, like.shape[-1]), torch.nan, dtype=like.dtype, device=like.device
             )
         self._taken_RH: Tensor | None = None
-        self._room_RH: Tensor | None = None
-        """Memory for a pass of more rows than the buffer has; None unless its states are needed."""
+        self._overflow_RH: Tensor | None = None
+        """States of the current pass, if it has more rows than the graph's buffer; None if they are not needed."""
         self._problem: str | None = None
         norm.register_forward_pre_hook(before_norm(self._take), with_kwargs=True)
 
@@ -44,18 +44,18 @@ class NormTap:
 
         Memory is allocated here, because an error inside the pass would end the server.
         """
-        self._taken_RH = self._room_RH = None
+        self._taken_RH = self._overflow_RH = None
         # Rows that a replayed graph does not write remain NaN, and the trainer leaves them out.
         self._buffer_RH[:num_rows].fill_(torch.nan)
         is_larger = num_rows > len(self._buffer_RH)
-        self._room_RH = (
+        self._overflow_RH = (
             self._buffer_RH.new_empty(num_rows, self._buffer_RH.shape[1]) if is_larger else self._buffer_RH
         )
 
     def close(self, num_rows: int) -> Tensor:
         """Return the states [R, H] of the pass, before the next one. Raise EngineError if there are none."""
         found_RH = self._buffer_RH if self._taken_RH is None else self._taken_RH
-        self._taken_RH = self._room_RH = None
+        self._taken_RH = self._overflow_RH = None
         if self._problem is not None:
             raise EngineError(self._problem)
         if len(found_RH) < num_rows:
@@ -67,7 +67,7 @@ class NormTap:
     ) -> None:
         """Copy the stream. Passes that fit into the buffer are always copied, as they may be recorded."""
         rows = len(hidden)
-        room_RH = self._buffer_RH if rows <= len(self._buffer_RH) else self._room_RH
+        room_RH = self._buffer_RH if rows <= len(self._buffer_RH) else self._overflow_RH
         if room_RH is None:
             return
         self._problem = self._problem or what_is_wrong(hidden, residual, rows, room_RH.shape[1])

@@ -53,7 +53,7 @@ def assert_kernel_agrees(kernel: Kernel, plain: Kernel, arguments: Sequence[obje
             _compare(_outcome(result, taken), _outcome(plain(*before), before), TOLERANCES[dtype])
             return True
         for left, right in zip(_tensors(taken), _tensors(before), strict=True):
-            assert torch.equal(left.to(right.dtype), right), "K2: an argument was changed, then declined"
+            assert torch.equal(left.to(right.dtype), right), "N2: an argument was changed, then declined"
     return False
 
 

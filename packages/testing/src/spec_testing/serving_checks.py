@@ -41,7 +41,7 @@ def assert_live_server_words(engine: Engine) -> None:
 
 
 def assert_serving(engine: Engine, draft_folder: Path) -> None:
-    """Assert that the engine says whether it serves the draft here, and in one line what would (E19)."""
+    """Assert that the engine says whether it serves the draft; if not, one line names what would (E19)."""
     draft = recognise(draft_folder, engine.target)
     if engine.name not in draft.serving_methods:
         with pytest.raises(ConfigError, match=r"\A[^\n]+\Z"):

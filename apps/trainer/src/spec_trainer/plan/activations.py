@@ -16,7 +16,7 @@ from spec_trainer.plan.memory import TRAINING, RunSizes, rooms, shown_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from spec_trainer.plan.memory import Room
+    from spec_trainer.plan.memory import MemoryPool
     from spec_trainer.run.spec import RunSpec
 
 _STEPS = 20
@@ -98,8 +98,8 @@ def _is_known(run: RunSpec) -> bool:
     return not (run.config.decode.every or divides or run.backend.capabilities().device_bytes is None)
 
 
-def _trainers(run: RunSpec, sizes: RunSizes) -> list[Room]:
-    """Return the free memory (``Room``) of each device, or part of a device, on which a trainer rank runs."""
+def _trainers(run: RunSpec, sizes: RunSizes) -> list[MemoryPool]:
+    """Return the free memory (``MemoryPool``) of each device, or part of a device, on which a trainer rank runs."""
     return [room for room in rooms(run, sizes) if any(part.what == TRAINING for part in room.parts)]
 
 
@@ -114,7 +114,7 @@ def _shares(run: RunSpec) -> Iterator[tuple[tuple[int, ...], ...]]:
         yield from run.schedule.shares(run.schedule.train_item(step))
 
 
-def _left(run: RunSpec, room: Room, sizes: RunSizes) -> int:
+def _left(run: RunSpec, room: MemoryPool, sizes: RunSizes) -> int:
     """Return the device memory that is left for activations when a backward pass begins, in bytes.
 
     With one micro-batch per step no gradients exist at that time, so their memory counts as left.

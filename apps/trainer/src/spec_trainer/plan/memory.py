@@ -55,7 +55,7 @@ class MemoryPart:
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryPool:
     """The free memory of a device or host, or the free space of a disk, and what a run needs of it."""
 
     name: str
@@ -184,22 +184,24 @@ class RunSizes:
         return self.state_bytes + (4 + 2 * cast + fp8) * self.num_trained
 
 
-def rooms(run: RunSpec, sizes: RunSizes) -> list[Room]:
+def rooms(run: RunSpec, sizes: RunSizes) -> list[MemoryPool]:
     """Return the devices, host memory and disk that the run uses on this host, each with the run's needs."""
     return [*_devices(run, sizes), *_host(run, sizes), _disk(run, sizes)]
 
 
-def _devices(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
+def _devices(run: RunSpec, sizes: RunSizes) -> Iterator[MemoryPool]:
     capabilities = run.backend.capabilities()
     if capabilities.device_bytes is None:
         return
     if not run.members():
         free = capabilities.device_bytes - capabilities.process_bytes
         engine = _engine_parts(run, sizes) if run.config.data.features is None else []
-        yield Room("the device", free, [*engine, *rank_parts(run, sizes), _window(sizes, 1)])
+        yield MemoryPool("the device", free, [*engine, *rank_parts(run, sizes), _window(sizes, 1)])
     for member in run.members():
         parts = _engine_parts(run, sizes) if member.role == "engine" else rank_parts(run, sizes)
-        yield Room(f"{member.name}'s part of a device", _limit(member, capabilities.device_bytes), parts)
+        yield MemoryPool(
+            f"{member.name}'s part of a device", _limit(member, capabilities.device_bytes), parts
+        )
 
 
 def _limit(member: Member, device_bytes: int) -> int:
@@ -208,7 +210,7 @@ def _limit(member: Member, device_bytes: int) -> int:
     return device_bytes - member.uncounted_bytes
 
 
-def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
+def _host(run: RunSpec, sizes: RunSizes) -> Iterator[MemoryPool]:
     config, capabilities = run.config, run.backend.capabilities()
     here = [member for member in run.members() if not member.host]
     if run.members() and not here:
@@ -233,7 +235,7 @@ def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
         parts += _engine_parts(run, sizes, engines)
         state = sizes.training_bytes * ranks // sizes.shards.weights
         parts.append(MemoryPart(TRAINING, state, _SMALLER_DRAFT))
-    yield Room("this host's memory", free_host_bytes(), parts)
+    yield MemoryPool("this host's memory", free_host_bytes(), parts)
 
 
 def _engine_parts(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> list[MemoryPart]:
@@ -297,7 +299,7 @@ def _window(sizes: RunSizes, ranks: int) -> MemoryPart:
     return MemoryPart("features in flight", sizes.window_bytes * ranks, "lower placement.window_bytes")
 
 
-def _disk(run: RunSpec, sizes: RunSizes) -> Room:
+def _disk(run: RunSpec, sizes: RunSizes) -> MemoryPool:
     train, directory = run.config.train, run.directory
     saves = min(train.keep + 1, ceil(run.schedule.total_steps / train.save_every))
     saves -= sum(1 for _ in directory.checkpoints.glob("step-*"))
@@ -309,7 +311,7 @@ def _disk(run: RunSpec, sizes: RunSizes) -> Room:
         MemoryPart(counted(number, "checkpoint"), number * sizes.state_bytes, f"lower train.keep, or {room}"),
         MemoryPart("the exported draft", 2 * sizes.num_trained, room),
     ]
-    return Room(f"the disk of output {there}", shutil.disk_usage(there).free, parts)
+    return MemoryPool(f"the disk of output {there}", shutil.disk_usage(there).free, parts)
 
 
 def shown_size(num_bytes: int) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spec_trainer.data.dataset import Dataset
     from spec_trainer.run.members import Member
 
-_ENDLESS = 1 << 40
+_NEVER = 1 << 40
 """Number of steps of a run that follows live requests: never reached, because the run goes on until
 stopped."""
 _WINDOW_SHARES = 16
@@ -84,7 +84,7 @@ class RunParts:
         if self.config.decode.every:
             settings = replace(settings, total_steps=decoded_steps(self.config, len(dataset.train)))
         if self.config.follow.servers:
-            settings = replace(settings, total_steps=_ENDLESS)
+            settings = replace(settings, total_steps=_NEVER)
         return self.with_schedule(BatchSchedule(dataset, settings, sample_cost=self.sample_cost))
 
     def with_schedule(self, schedule: BatchSchedule) -> RunSpec:

@@ -59,7 +59,7 @@ class TrainState:
     """Items of the schedule after the item that is being trained on or evaluated."""
 
     def __post_init__(self) -> None:
-        """Set ``ahead`` to start at the second item that is left."""
+        """Set ``ahead`` to start at the item after the first one to train on."""
         self.ahead = self.spec.schedule.items(self.done_steps)
         next(self.ahead, None)
 

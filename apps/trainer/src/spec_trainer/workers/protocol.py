@@ -64,7 +64,7 @@ def _types() -> dict[str, type[ControlMessage]]:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOrder:
-    """Description of a worker and its task, which a launcher passes on as ``WorkerSpec.order``."""
+    """Description of a worker and its task, which a launcher passes on as ``WorkerSpec.arguments``."""
 
     name: str
     program: str

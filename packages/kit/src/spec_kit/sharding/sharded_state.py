@@ -60,7 +60,7 @@ class FlatShard:
         return self.values.dtype
 
     def rectangles(self) -> Iterator[tuple[Tensor, Offset]]:
-        """Yield views of the range that are rectangles of the tensor, each with its offset in the tensor."""
+        """Split the range of the flattened tensor into the fewest boxes; yield each with its offset."""
         values = self.values.detach()
         for start, shape in _rectangles(self.first, self.first + len(values), self.part):
             rectangle, values = values.split([prod(shape), len(values) - prod(shape)])
