@@ -7,6 +7,6 @@ from spec_kit.lazy import lazy_names
 if TYPE_CHECKING:
     from spec_kit.own_stream import OwnStream
 else:
-    __getattr__ = lazy_names(__name__, own_stream="OwnStream")
+    __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = ["OwnStream"]

@@ -1,27 +1,41 @@
 """Import each public name of a library from its module only when the name is first used.
 
-So a package can list names whose modules need torch, and still be imported without torch.
+So a package can list names whose modules need torch, and still be imported without torch. The imports that a type
+checker reads are the list: names are not written again for the run time.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def lazy_names(package: str, **modules: str) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for ``package``; each keyword maps a module to the public names in it.
+def lazy_names(package: str, file: str) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for ``package`` whose names are the imports under ``if TYPE_CHECKING:`` in ``file``.
 
-    Example: ``__getattr__ = lazy_names(__name__, rope="Rope rotate")``
+    Example: ``__getattr__ = lazy_names(__name__, __file__)``, after ``else:`` or at the end
     """
-    homes = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
 
     def find(name: str) -> Any:
-        if name not in homes:
+        if (module := _modules(file).get(name)) is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(homes[name]), name)
+        return getattr(importlib.import_module(module), name)
 
     return find
+
+
+@cache
+def _modules(file: str) -> dict[str, str]:
+    """Return name -> module for each import in the blocks for type checkers."""
+    nodes = ast.parse(Path(file).read_text(encoding="utf-8")).body
+    blocks = [
+        node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}

@@ -78,23 +78,4 @@ __all__ = [
     "reference_kernel",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    answer_checks="ReferenceTarget",
-    backend_suite="BackendSuite",
-    draft_replica_suite="DraftReplicaSuite",
-    draft_suite="DraftSuite",
-    drawn_draft="draw_draft",
-    engine_images_suite="EngineImagesSuite SampleWithImages",
-    engine_suite="EngineSuite",
-    kernels="assert_kernel_agrees",
-    launcher_suite="LauncherSuite",
-    optimizer_suite="OptimizerSuite",
-    process_group_suite="ProcessGroupSuite",
-    reference="reference_backend reference_kernel",
-    strategy_suite="StrategySuite",
-    tracker_suite="TrackerSuite",
-    transport_suite="TransportSuite",
-    weight_stage="BUCKET_BYTES",
-    weight_transport_suite="WeightTransportSuite",
-)
+__getattr__ = lazy_names(__name__, __file__)

@@ -22,16 +22,7 @@ if TYPE_CHECKING:
     from spec_kit.block_drafting.proposer import BlockProposer
     from spec_kit.block_drafting.teacher import teacher_of_guesses
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        attention="BlockLayout KeysValues block_attention",
-        backbone="BlockBackbone BlockLayer Geometry",
-        blocks="BlockRule Blocks CountedGuesses guess_weights sample_generator",
-        kernels="BlockKernels norm_rotate",
-        proposer="BlockProposer",
-        metrics="GuessMetrics loss_scale",
-        teacher="teacher_of_guesses",
-    )
+    __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "MOST_LAYERS",

@@ -14,14 +14,7 @@ if TYPE_CHECKING:
     from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows, count_labels, step_weights
     from spec_kit.chain_drafting.loss import HeadLoss
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        attention="take_rows unrolled_attention",
-        input_tokens="InputTokens",
-        kernels="ChainKernels ttt_attention ttt_attention_backward",
-        labels="NeededRows SupervisedRows count_labels step_weights",
-        loss="HeadLoss",
-    )
+    __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "ChainKernels",

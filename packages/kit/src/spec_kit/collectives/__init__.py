@@ -11,14 +11,7 @@ if TYPE_CHECKING:
     from spec_kit.collectives.gloo_process_group import GlooProcessGroup
     from spec_kit.collectives.library_process_group import CollectiveLibrary, LibraryProcessGroup
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        agreed_process_group="AgreedProcessGroup Communicator",
-        gloo_members="prove_default_group",
-        gloo_ports="closed_afterwards",
-        gloo_process_group="GlooProcessGroup",
-        library_process_group="CollectiveLibrary LibraryProcessGroup",
-    )
+    __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "AgreedProcessGroup",

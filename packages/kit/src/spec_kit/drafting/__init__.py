@@ -51,25 +51,7 @@ if TYPE_CHECKING:
     from spec_kit.drafting.target_ops import TargetOps
     from spec_kit.drafting.verification import Verdict, distribution, verify_greedy, verify_sampled
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        batch_proposer="BatchProposer",
-        checkpointing="checkpointed",
-        context_rows="ContextRows",
-        decoder_parts="INIT_STD AttentionProjections Mlp linear",
-        draft_vocabulary="MAPPING mapping read_mapping select_tokens",
-        drawing="draw uniform_numbers",
-        fp8="Fp8Kernels Fp8Layers Fp8Weight use_fp8_head",
-        initial_weights="start_from_target",
-        latent_attention="LatentAttention",
-        loss_parts="LabelColumns sharded_logsumexp_argmax with_gradients",
-        plain_kernels="DecoderKernels Distribution softmax",
-        rope="Rope rotate",
-        row_loss="ROW_LOSSES Teacher score teach",
-        sequence_caches="cached_attention extended_caches new_positions",
-        target_ops="TargetOps",
-        verification="Verdict distribution verify_greedy verify_sampled",
-    )
+    __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "EMBEDDING",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from spec_kit.hosting.state_copies import StateCopies, StepBatch
     from spec_kit.hosting.state_rows import StateRows
 else:
-    __getattr__ = lazy_names(__name__, state_copies="StateCopies StepBatch", state_rows="StateRows")
+    __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "CAPTURE_VARIABLE",

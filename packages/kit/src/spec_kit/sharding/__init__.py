@@ -9,12 +9,7 @@ if TYPE_CHECKING:
     from spec_kit.sharding.safetensors_folder import SafetensorsFolder
     from spec_kit.sharding.sharded_state import FlatShard, load_sharded, read_full, save_sharded
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        dealing="Parts map_dealt",
-        safetensors_folder="SafetensorsFolder",
-        sharded_state="FlatShard load_sharded read_full save_sharded",
-    )
+    __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "FlatShard",

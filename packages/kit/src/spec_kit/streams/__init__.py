@@ -40,22 +40,7 @@ if TYPE_CHECKING:
     from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
     from spec_kit.streams.wire import ConnectReply, Packet, SampleLayout
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        async_sender="AsyncSender DeferredBuffer PendingSend failure_of",
-        buffer_pool="Arrived Block BufferPoolFactory ReceiverPool SenderBuffer SenderConnector",
-        device_arena="DeviceArena GrantInfo ScatteredBlock arena_bytes copy_sample first_address staged_copy",
-        device_pool="DevicePool DeviceSharing PeerEvents SharedMemory SharingUnsupported",
-        free_list="Range",
-        host_pool="HostConnector HostPool",
-        inline_transport="InlineTransport",
-        ipc_transport="IpcTransport",
-        receiver="StreamReceiver open_port",
-        sender="StreamSender",
-        shared_memory="aligned",
-        shared_memory_transport="SharedMemoryTransport",
-        wire="ConnectReply Packet SampleLayout",
-    )
+    __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "Arrived",

@@ -17,20 +17,7 @@ if TYPE_CHECKING:
     from spec_kit.weight_sync.replicas import ReceiverReplica, combined
     from spec_kit.weight_sync.tensor_exchange import Exchange
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        buckets="BucketPlan bucket_size",
-        current_device="queued_before separate_stream",
-        delivery="ReplicaOutcome",
-        digest="tensor_digest tensors_digest",
-        draft_slot="DraftLayout DraftSlot",
-        exchanged_slot="ExchangedSlot",
-        installed="open_weight_transports",
-        publisher="PublishReport Publisher",
-        receiver="UpdateReceiver",
-        replicas="ReceiverReplica combined",
-        tensor_exchange="Exchange",
-    )
+    __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "BucketPlan",
