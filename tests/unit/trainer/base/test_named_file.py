@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from spec_core.errors import ConfigError, RunError
-from spec_trainer.command_line.named_file import check_named_page, write_named_file
+from spec_trainer.base.named_file import check_named_page, write_named_file
 
 PAGE = "<!doctype html><html>τ</html>\n"
 

@@ -22,6 +22,7 @@ from spec_processes import (
 )
 from spec_trainer.base.colour import takes_colours
 from spec_trainer.base.console_log import log_to_stderr, show_from
+from spec_trainer.base.named_file import check_named_page, write_named_file
 from spec_trainer.base.words import check_command_line, check_overrides, convert_flag
 from spec_trainer.cli.documents import (
     document_stream,
@@ -38,7 +39,6 @@ from spec_trainer.cli.last_resort import unforeseen_errors
 from spec_trainer.cli.log_flags import Json, LogFlags
 from spec_trainer.cli.run_flags import RunFlags
 from spec_trainer.cli.server_commands import follow, push, serving
-from spec_trainer.command_line.named_file import check_named_page, write_named_file
 from spec_trainer.measure.evaluation.request import EvaluationRequest
 from spec_trainer.measure.regeneration.request import RegenerationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 
