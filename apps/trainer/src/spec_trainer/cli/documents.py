@@ -23,12 +23,11 @@ def keep_stdout_for_documents() -> None:
 
     Only what goes to ``document_stream`` reaches standard output.
     """
-    if sys.stdout is None or sys.stderr is None:  # closed by who started this process
-        return
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)
-    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    # What the terminal's encoding lacks, such as é in ASCII, is written as an escape, as on standard error.
+    encoding, errors = sys.stdout.encoding, "backslashreplace"
     _streams.append(open(saved, "w", encoding=encoding, errors=errors))  # noqa: SIM115 (open until the process ends)
     sys.stdout = sys.stderr
 

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from spec_core import Config
 from spec_core.config import Seconds
-from spec_trainer.configuration.server_url import ServerUrl
+from spec_trainer.configuration.server_url import ServerUrls
 
 FOLLOW_DEFAULTS = {"train.schedule": "constant", "data.eval_samples": 0}
 """Defaults of ``spec-trainer follow``: training has no end, and drafts are judged by held-out requests."""
@@ -42,7 +42,7 @@ class ServeConfig(Config):
 class FollowConfig(Config):
     """Section ``follow``: ``spec-trainer follow`` trains a draft on live requests of running servers."""
 
-    servers: tuple[ServerUrl, ...] = ()
+    servers: ServerUrls = ()
     """Addresses of the servers, such as http://127.0.0.1:8000. Their secret is in the environment variable
     SPEC_DRAFT_TOKEN."""
     serve: ServeConfig = ServeConfig()

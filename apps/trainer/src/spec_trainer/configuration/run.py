@@ -32,7 +32,7 @@ from spec_core.config import Seconds
 from spec_trainer.configuration.data import DataConfig
 from spec_trainer.configuration.follow import FollowConfig
 from spec_trainer.configuration.push_options import TransportOptions
-from spec_trainer.configuration.server_url import ServerUrl
+from spec_trainer.configuration.server_url import ServerUrls
 from spec_trainer.configuration.track import TrackConfig
 
 SECTIONS: dict[str, type[Any]] = {
@@ -140,7 +140,7 @@ class CaptureConfig(Config):
 class PushConfig(Config):
     """Section ``push``: running servers that get the draft every ``train.push_every`` training steps."""
 
-    to: tuple[ServerUrl, ...] = ()
+    to: ServerUrls = ()
     """Addresses of the servers, such as http://127.0.0.1:8000. Their secret is not written here: the environment
     variable SPEC_DRAFT_TOKEN holds it."""
     transport: tuple[Name, ...] = ()

@@ -12,10 +12,11 @@ from spec_core.errors import ConfigError, EngineError, ProtocolError
 from spec_core.foreign import cause
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
 from spec_kit.weight_sync import open_weight_transports
-from spec_processes.sockets import check_secret, server_address
+from spec_processes.sockets import check_secret
 from spec_processes.sockets.addresses import bind, parse_address
 from spec_trainer.base.disk import check_writable
 from spec_trainer.configuration.push_options import transport_configs
+from spec_trainer.configuration.server_url import check_distinct
 from spec_trainer.push.background import in_background
 
 if TYPE_CHECKING:
@@ -50,12 +51,11 @@ def connect_servers(urls: Sequence[str], timeout_s: float = ANSWER_S) -> dict[st
 def ask_servers(urls: Sequence[str], timeout_s: float) -> dict[str, HttpReplica | EngineError]:
     """Ask all servers at the same time; return each server's client, or the error if it cannot be used.
 
-    The result's keys are the addresses. Raise ConfigError for a malformed address or secret before the secret
-    is sent to any server.
+    The result's keys are the addresses. Raise ConfigError for a malformed address or secret, or for two addresses
+    of one server, before the secret is sent to any server.
     """
     token = _token()
-    for url in urls:
-        server_address(url)
+    check_distinct(urls)
 
     def ask(url: str) -> HttpReplica | EngineError:
         try:

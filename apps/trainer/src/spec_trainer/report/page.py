@@ -134,7 +134,7 @@ def _configuration(directory: RunDirectory, summary: Mapping[str, Any]) -> str:
         if changed
         else ""
     )
-    every = text(directory.config.read_text())
+    every = text(directory.config.read_text(encoding="utf-8"))
     return f"{shown}<details><summary>All keys of the configuration</summary><pre>{every}</pre></details>"
 
 

@@ -197,4 +197,6 @@ def _save(state: TrainState, record: dict[str, Any], best: bool = False) -> Path
             target_digest=state.spec.target.digest,
             acceptance_length=record.get("eval_acceptance_length"),
         )
-        return state.checkpoints.save(state.trainer, meta, state.spec.directory.config.read_text(), best)
+        return state.checkpoints.save(
+            state.trainer, meta, state.spec.directory.config.read_text(encoding="utf-8"), best
+        )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import ConfigError
 from spec_trainer.base.progress import StepProgress
 from spec_trainer.base.stop_request import StopRequest
+from spec_trainer.configuration.server_url import same_server
 from spec_trainer.live.follow_run import FollowRun
 from spec_trainer.live.kept_states import KeptStates
 from spec_trainer.live.metrics_page import MetricsPage
@@ -106,7 +107,7 @@ def _with_own_server(parts: RunParts) -> RunParts:
     """
     check_own_server(parts)
     follow, own = parts.config.follow, url_of(parts.config)
-    others = (url for url in follow.servers if url != own)
+    others = (url for url in follow.servers if not same_server(url, own))
     follow = follow.model_copy(update={"servers": (own, *others)})
     return replace(parts, config=parts.config.model_copy(update={"follow": follow}))
 
