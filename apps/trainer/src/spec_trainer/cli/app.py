@@ -41,8 +41,8 @@ from spec_trainer.cli.run_flags import RunFlags
 from spec_trainer.cli.server_commands import follow, push, serving
 from spec_trainer.cli.surroundings import (
     check_working_directory,
-    ignore_narrow_columns,
     open_closed_streams,
+    widen_help,
 )
 from spec_trainer.measure.evaluation.request import EvaluationRequest
 from spec_trainer.measure.regeneration.request import RegenerationRequest  # noqa: TC001 (cyclopts evaluates annotations)
@@ -352,7 +352,6 @@ app.help_epilogue = examples_text("train")
 def main() -> None:
     """Run the command line of this process and exit."""
     open_closed_streams()
-    ignore_narrow_columns()
     leave_out_working_directory()
     let_waiting_threads_sleep()
     restart_where_torch_would_fail()
@@ -370,6 +369,7 @@ def run(words: Sequence[str]) -> int:
 def _call(words: Sequence[str]) -> None:
     check_command_line(words)
     check_working_directory()
+    widen_help(app)
     command, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     show_from(bound.arguments.get("logs", _LOGS).level)
     # Help and version are cyclopts' own; they print at once.

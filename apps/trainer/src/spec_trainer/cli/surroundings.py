@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from cyclopts import App
+
 _FEWEST_COLUMNS = 20
-"""Smallest width in columns to which text is wrapped; a table in fewer would never end."""
+"""Smallest width to which help is wrapped; wrapping it to 2 columns would never end."""
+_COLUMNS = 80
 
 
 def open_closed_streams() -> None:
@@ -24,11 +29,13 @@ def open_closed_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def ignore_narrow_columns() -> None:
-    """Unset COLUMNS if it is no usable width of a terminal."""
+def widen_help(app: App) -> None:
+    """Let ``app`` print help in a usable width if COLUMNS says another one."""
     columns = os.environ.get("COLUMNS", "")
-    if not (columns.isdecimal() and len(columns) < 6 and int(columns) >= _FEWEST_COLUMNS):
-        os.environ.pop("COLUMNS", None)
+    if columns.isdecimal() and len(columns) < 6 and int(columns) < _FEWEST_COLUMNS:
+        from rich.console import Console
+
+        app.console = Console(width=_COLUMNS)
 
 
 def check_working_directory() -> None:
