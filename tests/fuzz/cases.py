@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import damage, material, numbers, run_directories, servers, special_files
+from . import benches, damage, material, numbers, outputs, run_directories, servers, special_files
 
 if TYPE_CHECKING:
     import random
@@ -36,7 +37,7 @@ _TEXTS = [
     "/etc/passwd",
     "../..", ".", "nowhere", "nobody/nothing", "a" * 300, "eagle3", "dflash", "hf", "inline", "10000000",
 ]  # fmt: skip
-_WRONG_WORDS = {"words", "numbers", "servers"}
+_WRONG_WORDS = {"words", "numbers", "servers", "benchmarks"}
 """Groups whose words are what is damaged."""
 
 
@@ -129,6 +130,19 @@ def _target(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[ob
     return what, _plan(root, folder, target=target, data=data)
 
 
+def _quantized(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
+    target = material.copy(root, "target", folder)
+    values = [*damage.ODD_VALUES, {"quant_method": draw.choice([*damage.ODD_VALUES, *_QUANTIZED])}]
+    value = draw.choice(
+        [*values, {"quant_method": "bitsandbytes", "bnb_4bit_compute_dtype": draw.choice(_DTYPES)}]
+    )
+    place = draw.choice(["config.json", "config.json", "hf_quant_config.json"])
+    fields = json.loads((target / "config.json").read_text()) if place == "config.json" else {}
+    fields["quantization_config" if place == "config.json" else "quantization"] = value
+    (target / place).write_text(json.dumps(fields))
+    return f"{place}: {str(value)[:60]}", _plan(root, folder, target=target)
+
+
 def _template(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
     target = material.copy(root, "target", folder)
     file = target / "chat_template.jinja"
@@ -181,7 +195,13 @@ def _words(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[obj
     return " ".join(word[:50] for word in words), [*_plan(root, folder), *words]
 
 
+_QUANTIZED = ["fp8", "awq", "gptq", "modelopt", "bitsandbytes", "compressed-tensors", "mxfp4", "os.system"]
+_DTYPES = ["os.system", "float17", "", 3, None, "__class__", "float32", "nn"]
 _TEMPLATE_PARTS = [
+    "{{ ('a.b ' * 10**6)|urlize }}", "{{ ('<' * 10**6)|striptags }}", "{{ ('a b ' * 10**8)|title }}",
+    "{{ ('x' * 10**6)|wordcount }}", "{{ ('a' * 10**6)|indent(10**6) }}", "{{ [1] * 10**7 is sequence }}",
+    "{{ ([3, 1] * 10**6)|sort|list|length }}", "{{ range(10**5)|batch(1, 'x' * 10**5)|list }}",
+    "{{ 'x'|xmlattr }}", "{{ ('&' * 10**7)|escape }}", "{{ ('ab' * 10**6)|unique|list }}",
     "{{ range(10**9) }}",
     "{{ 'a' * 10**11 }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ 1/0 }}", "{{ x.y }}",
     "{% if",
@@ -207,4 +227,7 @@ _GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[Any, ...]]] = {
     "numbers": numbers.absurd_number,
     "special files": special_files.special_file,
     "run directories": run_directories.run_directory,
+    "outputs": outputs.output,
+    "benchmarks": benches.bench,
+    "quantized": _quantized,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,13 @@ def test_directory_below_a_file_cannot_be_made(tmp_path):
     for folder in (tmp_path / "file" / "a", tmp_path / "file" / "a" / "b"):
         with pytest.raises(ArtifactError, match=r"file is not a folder that can be written to"):
             check_writable(folder)
+
+
+def test_a_file_system_of_the_kernel_holds_no_output():
+    with pytest.raises(
+        ArtifactError, match=r"^output /proc/x: /proc is (not a folder that can|of a file system that)"
+    ):
+        check_writable(Path("/proc/x"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -56,6 +56,8 @@ def check_writable(folder: Path, what: str = "output") -> None:
     there = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ArtifactError(f"{what} {folder}: {there} is not a folder that can be written to")
+    if os.statvfs(there).f_blocks == 0:  # such as /proc, whose permissions let root write
+        raise ArtifactError(f"{what} {folder}: {there} is of a file system that holds no files")
 
 
 @contextmanager
