@@ -58,6 +58,10 @@ _SPECULATORS = "speculators_model_type"
 """Field of config.json in folders with the layout of the library ``speculators``."""
 
 
+_CPU_MEMORY = ("--kv-cache-memory-bytes", "4G")
+"""Flags by which the CPU build allocates a fixed cache of keys and values."""
+
+
 def speculative_config(mode: SpeculativeMode) -> dict[str, Any]:
     """Return the ``speculative_config`` that makes vLLM speculate with the draft of ``mode``."""
     fields = read_config(mode.folder) or {}
@@ -73,8 +77,9 @@ def vllm_command(target: TargetSpec, mode: SpeculativeMode, *, is_cpu_build: boo
     """Return the shell command of a server that speculates with the draft of ``mode``.
 
     The CPU build gets another command, because its ``vllm`` command does not start and it has no CUDA graphs.
+    By default it claims 92 % of the host's memory, and ends if other processes use more than the rest.
     """
-    cpu = ["python", "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--model"]
+    cpu = ["python", "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *_CPU_MEMORY, "--model"]
     start = cpu if is_cpu_build else ["vllm", "serve"]
     drafting = ["--speculative-config", json.dumps(speculative_config(mode))]
     return shlex.join([*start, str(target.folder), *drafting])

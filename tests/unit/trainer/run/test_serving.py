@@ -232,6 +232,7 @@ def test_the_build_for_cpus_is_started_by_its_module(accepted, tmp_path, monkeyp
     words = shlex.split(served(tmp_path, "dspark", 7, architectures=["Qwen3DSparkModel"])["vllm"])
     assert words[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
     assert words[words.index("--model") + 1] == "/models/my target"
+    assert words[words.index("--kv-cache-memory-bytes") + 1] == "4G", "else it claims nearly all memory"
     assert json.loads(words[-1])["method"] == "dspark"
 
 
@@ -339,4 +340,13 @@ def test_an_evaluation_is_shown_as_tables():
         "acceptance length (tau): 2.30 tokens a pass, measured",
         "speed-up: 2.00 times in engine vllm",
         "serve it with vllm:\n  vllm serve t",
+    ]
+
+
+def test_a_draft_that_makes_decoding_slower_is_said_to_do_so_before_its_command():
+    slower = {"acceptance_length": 1.3, "speedup": 0.366, "engine": "hf", "serve": {"vllm": "vllm serve t"}}
+    assert list(closing_lines(slower))[1:3] == [
+        "speed-up: 0.37 times in engine hf",
+        "this draft makes decoding slower here; docs/serve.md says when not to use a draft, and "
+        "docs/troubleshooting.md what raises its acceptance length",
     ]

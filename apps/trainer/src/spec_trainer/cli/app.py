@@ -109,7 +109,7 @@ def plan(
         engines that serve such drafts is installed here, the draft is refused only if no installed plugin names
         a version that would serve it.
     """
-    from spec_trainer.cli.commands.plan import describe_run
+    from spec_trainer.cli.commands.plan import describe_run, with_sizes
     from spec_trainer.push.servers import check_listening, check_pushes
     from spec_trainer.run.serving import check_serving
 
@@ -118,7 +118,7 @@ def plan(
         check_serving(run.target, run.draft)
     check_pushes(run)
     check_listening(run)
-    document = describe_run(run)
+    document = describe_run(run) if as_json else with_sizes(describe_run(run))
     if not show:
         return print_document(document, as_json)
     from spec_trainer.cli.commands.sample_text import sample_lines, sample_texts

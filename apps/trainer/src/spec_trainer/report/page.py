@@ -253,9 +253,9 @@ def _memory(records: Sequence[Record]) -> str:
 def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
     bars = {}
     if records:
-        bars["agreement with the target, last step"] = records[-1].get("accuracy", [])
+        bars["agreement after right guesses, last step"] = records[-1].get("accuracy", [])
     if summary.get("acceptance_per_position"):
-        bars["accepted in decoding"] = summary["acceptance_per_position"]
+        bars["share of rounds that accept the position"] = summary["acceptance_per_position"]
     if not bars:
         return ""
 
@@ -265,7 +265,7 @@ def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
             axis.set(title=label, xlabel="draft position", ylim=(0, 1))
             axis.locator_params(axis="x", integer=True)
 
-    return "<h2>Acceptance per position</h2>" + svg(draw, panels=len(bars))
+    return "<h2>Guesses by position</h2>" + svg(draw, panels=len(bars))
 
 
 def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:

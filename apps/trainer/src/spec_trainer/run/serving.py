@@ -117,6 +117,11 @@ def closing_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     if (speedup := figures.get("speedup")) is not None:
         engine = f" in engine {figures['engine']}" if "engine" in figures else ""
         yield f"speed-up: {speedup:.2f} times{engine}"
+        if speedup < 1:
+            yield (
+                "this draft makes decoding slower here; docs/serve.md says when not to use a draft, and "
+                "docs/troubleshooting.md what raises its acceptance length"
+            )
     for engine, command in figures["serve"].items():
         yield f"serve it with {engine}:\n  {command}"
     if not figures["serve"]:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from spec_core.errors import SpecError
 from spec_core.wording import counted
 from spec_trainer.plan.expected_time import expected_time
-from spec_trainer.plan.memory import RunSizes, rank_parts, rooms
+from spec_trainer.plan.memory import RunSizes, rank_parts, rooms, shown_size
 from spec_trainer.plan.warnings import run_warnings
 from spec_trainer.push.servers import open_transports
 from spec_trainer.run.dispatch import sample_bytes
 from spec_trainer.run.serving import serving_engines
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from spec_trainer.run.spec import RunSpec
+
+
+_OF_BYTES = {"parts", "rank_memory"}
+"""Keys of a plan whose values are numbers of bytes, by what they are for."""
 
 
 def describe_run(run: RunSpec) -> dict[str, Any]:
@@ -54,6 +60,18 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "output": str(config.output),
         "identity": run.identity,
     }
+
+
+def with_sizes(plan: Mapping[str, Any], are_bytes: bool = False) -> dict[str, Any]:
+    """Return a plan for people to read: with numbers of bytes as text, in GiB or MiB."""
+    shown: dict[str, Any] = {}
+    for key, value in plan.items():
+        is_bytes = are_bytes or key.endswith("_bytes") or key in _OF_BYTES
+        if isinstance(value, dict):
+            shown[key] = with_sizes(cast("dict[str, Any]", value), is_bytes)
+        else:
+            shown[key] = shown_size(value) if is_bytes and isinstance(value, int) else value
+    return shown
 
 
 def _served_by(run: RunSpec) -> dict[str, str]:

@@ -67,7 +67,7 @@ def position_plot(document: Document) -> str:
         axes[0].bar(range(1, len(values) + 1), values, width=0.7)
         axes[0].set(xlabel="draft position", ylabel="share accepted", ylim=(0, 1))
 
-    return "<h2>Acceptance per position</h2>" + svg(draw, panels=1) if values else ""
+    return "<h2>Share of rounds that accept each position</h2>" + svg(draw, panels=1) if values else ""
 
 
 def load_plots(document: Document) -> str:

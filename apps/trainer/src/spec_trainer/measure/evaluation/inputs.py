@@ -51,7 +51,11 @@ def input_lines(document: Mapping[str, Any]) -> Iterator[str]:
     if not rows:
         return
     heads = ("prompts", "images", "tokens", "tau", "tau/request", "untrained")
-    yield f"{'prompts of':<12}" + "".join(f"{head:>13}" for head in heads) + "  accepted at each position"
+    yield (
+        f"{'prompts of':<12}"
+        + "".join(f"{head:>13}" for head in heads)
+        + "  rounds that accept each position"
+    )
     for name, row in rows.items():
         lengths = (
             row[key]

@@ -34,7 +34,9 @@ def _setting_lines(document: Mapping[str, Any]) -> Iterator[str]:
 def _way_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield a table with one row each for greedy answers, sampled answers and an untrained draft."""
     heads = ("tokens", "tau", "tau/request", "tokens/s", "without", "speed-up")
-    yield f"{'answers':<20}" + "".join(f"{head:>13}" for head in heads) + "  accepted at each position"
+    yield (
+        f"{'answers':<20}" + "".join(f"{head:>13}" for head in heads) + "  rounds that accept each position"
+    )
     ways = {"greedy": document["greedy"], "sampled": document["sampled"]}
     for name, figures in ways.items():
         if figures is not None:

@@ -65,5 +65,5 @@ def _acceptance(document: Mapping[str, Any]) -> str:
     if document["acceptance_length"] is None:
         return "not known; the server's /metrics has no counters of a draft"
     shares = " ".join(f"{share:.2f}" for share in document["acceptance_per_position"])
-    by_position = f"; accepted at each position: {shares}" if shares else ""
+    by_position = f"; rounds that accept each position: {shares}" if shares else ""
     return f"{document['acceptance_length']:.2f} tokens a pass, by the server's counters{by_position}"
