@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from spec_trainer.training.wiring import create_engine
 from spec_trainer.workers.passes import pass_seed, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from spec_core import Engine, TargetSpec
     from spec_trainer.configuration.engine_options import EngineOptions
@@ -166,9 +167,7 @@ def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dic
     batches = _batches(work, file.next_row)
     num_tokens = 0
     progress = StepProgress(len(batches), "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s")
-    options = work.options
-    with engine_output_kept(options.engine_type), create_engine(options, work.target) as engine, progress:
-        _start(engine, work)
+    with _started_engine(work) as engine, progress:
         started = time.monotonic()
         for done, (batch, rows) in enumerate(batches.items()):
             if stop.requested:
@@ -187,10 +186,14 @@ def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dic
     return {"generated_tokens": num_tokens, "tokens_per_s": round(num_tokens / seconds, 1)}
 
 
-def _start(engine: Engine, work: Regeneration) -> None:
-    """Let the engine decode a few tokens, because some engines start with their first prompt; this is not timed."""
-    with Waiting(f"starting engine {engine.name}"):
-        warm_up(engine, [work.open(work.rows[0].content).prompt], work.sampling)
+@contextmanager
+def _started_engine(work: Regeneration) -> Iterator[Engine]:
+    """Yield an engine that has decoded a few tokens, because some engines start only with their first prompt."""
+    options = work.options
+    with engine_output_kept(options.engine_type), create_engine(options, work.target) as engine:
+        with Waiting(f"starting engine {engine.name}"):
+            warm_up(engine, [work.open(work.rows[0].content).prompt], work.sampling)
+        yield engine
 
 
 def _batches(work: Regeneration, next_row: int) -> dict[int, list[PromptRow]]:
