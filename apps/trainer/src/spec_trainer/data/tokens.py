@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import unicodedata
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from spec_core.errors import DataError
 from spec_core.foreign import check_regular, foreign_errors
 from spec_core.records import PromptWithImages
 from spec_core.wording import counted, shown
+from spec_trainer.base.panics import without_panic_lines
 from spec_trainer.configuration.chat import ChatConfig
 from spec_trainer.data.chat import ChatRenderer
 from spec_trainer.data.errors import BadRow, row_errors
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+_PROBE = "Zoë's 1st 東京 😀\n"
+"""A text that a new tokenizer gets, because a damaged one may panic at its first text instead of when it is read."""
 _FILE_BYTES = 1 << 30
 """Largest number of bytes of one tokenizer file; tokenizer files of public models have at most some 20 MB."""
 
@@ -321,12 +325,16 @@ class Encoder:
         from transformers import AutoTokenizer
 
         logger.debug("loading the tokenizer in %s", self._folder)
-        with foreign_errors(DataError, f"the tokenizer in '{self._folder}' cannot be read"):
+        problem = f"the tokenizer in '{self._folder}' cannot be read"
+        with foreign_errors(DataError, problem), without_panic_lines():
             tokenizer_files(self._folder)  # transformers opens whatever has such a name
             # Without trust_remote_code, transformers asks on stdin whether it may run the target's Python.
-            return AutoTokenizer.from_pretrained(
+            tokenizer = AutoTokenizer.from_pretrained(
                 str(self._folder), local_files_only=True, trust_remote_code=False
             )
+            with suppress(Exception):  # a text that it does not know is a row's matter, a panic is not
+                tokenizer(_PROBE)
+            return tokenizer
 
     @cached_property
     def _renderer(self) -> ChatRenderer:

@@ -25,7 +25,7 @@ def convert_draft(draft_model: Path, target_folder: str, output: Path) -> Path:
     from spec_kit.drafting.draft_files import check_finite
     from spec_kit.targets.target_reader import read_target, read_target_tensors
 
-    if os.path.exists(output):
+    if os.path.lexists(output):
         raise ArtifactError(f"output {output} exists; choose a new folder")
     check_writable(output)
     target = read_target(resolve_target(target_folder))

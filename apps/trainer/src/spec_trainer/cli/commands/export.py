@@ -37,7 +37,7 @@ def export_checkpoint(
     from spec_kit.targets.target_reader import read_target
 
     meta = check_whole(checkpoint)
-    if os.path.exists(output):
+    if os.path.lexists(output):
         raise ArtifactError(f"output {output} exists; choose a new folder")
     check_writable(output)
     try:
