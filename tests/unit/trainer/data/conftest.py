@@ -117,12 +117,24 @@ def load(tokenizer_folder, write):
 
 @pytest.fixture
 def supervised(tmp_path):
-    """The supervised tokens of a sample as text, with the borders of the stretches as '|'."""
+    """The supervised tokens of samples as text, with '|' between stretches and '||' between samples."""
+
+    def make(*samples) -> str:
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "target", local_files_only=True)
+        learnt = [stretches(sample.input_ids, sample.loss_mask) for sample in samples]
+        return " || ".join(" | ".join(map(tokenizer.decode, one)) for one in learnt)
+
+    return make
+
+
+@pytest.fixture
+def decoded(tmp_path):
+    """All tokens of a sample as text."""
 
     def make(sample) -> str:
-        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "target", local_files_only=True)
-        learnt = stretches(sample.input_ids, sample.loss_mask)
-        return " | ".join(map(tokenizer.decode, learnt))
+        return AutoTokenizer.from_pretrained(tmp_path / "target", local_files_only=True).decode(
+            sample.input_ids
+        )
 
     return make
 

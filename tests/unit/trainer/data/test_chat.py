@@ -70,6 +70,7 @@ def forgets_reasoning(opening: str = "") -> str:
 
 
 BOTH = "b<|im_end|> | d<|im_end|>"
+DIVIDED = "b<|im_end|> || d<|im_end|>"
 LAYOUTS = {
     "chatml": (CHATML, BOTH),
     "without a generation prompt": (CHATML[: CHATML.index("{% if add_generation_prompt %}")], BOTH),
@@ -77,14 +78,14 @@ LAYOUTS = {
         CHATML.replace("{% if add_generation_prompt %}", "{% if true %}"),
         BOTH,
     ),
-    "forgets reasoning": (forgets_reasoning(), BOTH),
-    "a generation prompt that opens a thought": (forgets_reasoning("<think>\n"), BOTH),
+    "an empty thought in the last turn": (forgets_reasoning(), DIVIDED),
+    "a generation prompt that opens a thought": (forgets_reasoning("<think>\n"), DIVIDED),
     "an end of turn that depends on the place": (
         ENDINGS_DIFFER,
-        " final<|message|>b<|end|> |  final<|message|>d<|return|>",
+        " final<|message|>b<|return|> ||  final<|message|>d<|return|>",
     ),
     "more after the end of turn": (TRAILING_EOS, "b<|end|> | d<|end|>"),
-    "no end of turn but the next header": (NO_END_OF_TURN, "b<|user|> | d"),
+    "no end of turn but the next header": (NO_END_OF_TURN, "b<|user|> | d<|user|>"),
     "no special tokens": (NO_SPECIALS, "b\n | d\n"),
 }
 """Templates, and the texts that a draft learns of a conversation a, b, c, d."""
@@ -93,7 +94,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_content_and_end_of_turn_are_supervised_in_every_layout(load, supervised, layout):
     template, learnt = LAYOUTS[layout]
-    assert supervised(load(conversation("a", "b", "c", "d"), template=template).sample(0)) == learnt
+    assert supervised(*load(conversation("a", "b", "c", "d"), template=template).train) == learnt
 
 
 def test_a_template_that_marks_and_one_that_does_not_agree(load):
@@ -121,10 +122,10 @@ def test_the_last_assistant_turn_counts_even_if_the_user_spoke_last(load, superv
     assert supervised(dataset.sample(0)) == "d<|im_end|>"
 
 
-def test_reasoning_that_a_template_forgets_is_supervised_where_it_is_shown(load, supervised):
+def test_reasoning_that_a_template_forgets_is_supervised_where_it_was_generated(load, supervised):
     first, second = "<think>\nhm\n</think>\n\nFour.", "<think>\nah\n</think>\n\nFive."
     dataset = load(conversation("two and two?", first, "and one?", second), template=forgets_reasoning())
-    assert supervised(dataset.sample(0)) == "Four.<|im_end|> | <think>\nah\n</think>\n\nFive.<|im_end|>"
+    assert supervised(*dataset.train) == f"{first}<|im_end|> || {second}<|im_end|>"
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
@@ -147,14 +148,15 @@ def test_text_of_several_bytes_per_character_is_supervised_whole(load, supervise
     assert supervised(dataset.sample(0)) == "日本 🦊 naïve<|im_end|>"
 
 
-def test_a_turn_that_cannot_be_found_makes_the_row_bad_with_a_way_out(load, supervised):
-    mangles = CHATML.replace("m.content +", "(m.content if loop.last else m.content | upper) +")
-    row = conversation("a", "b", "c", "d")
+def test_a_turn_that_cannot_be_told_from_other_messages_makes_the_row_bad(load):
+    said = (
+        "{% for m in messages %}{% if m.role == 'ROLE' %}{{ '<|ROLE|>' + m.content }}{% endif %}{% endfor %}"
+    )
+    moves = said.replace("ROLE", "assistant") + said.replace("ROLE", "user")
     with pytest.raises(
         DataError, match=r"rows\.jsonl:1: assistant turn not found .*message 2 of 4.*last_turn_only"
     ):
-        load(row, template=mangles)
-    assert supervised(load(row, template=mangles, last_turn_only=True).sample(0)) == "d<|im_end|>"
+        load(conversation("a", "b", "c", "d"), template=moves)
 
 
 def test_a_token_across_the_border_of_a_turn_makes_the_row_bad(load):
@@ -245,9 +247,9 @@ def random_conversation(draw, length=20):
 @pytest.mark.parametrize("template", [*TEMPLATES.values(), THINKING], ids=[*TEMPLATES, "thinking"])
 def test_turns_of_one_frame_lie_where_each_would_be_found_by_itself(load, monkeypatch, template):
     draw = random.Random(0)
-    rows = [random_conversation(draw, length) for length in (20, 4, 6, 9, 20, 2) * 3]
+    rows = [random_conversation(draw, length) for length in (20, 4, 6, 9, 20, 2)]
     together = load(*rows, template=template, on_bad_row="skip")
-    monkeypatch.setattr(turns, "_FEW", 10**6)
+    monkeypatch.setattr(turns, "frames_of", lambda *_: {})
     alone = load(*rows, template=template, on_bad_row="skip")
     assert together.digest == alone.digest
     assert str(together.report) == str(alone.report)
@@ -278,7 +280,7 @@ def test_the_renderings_of_a_conversation_do_not_grow_with_it(load, supervised, 
     assert supervised(dataset.sample(0)) == " | ".join(["b<|im_end|>"] * 2_000)
 
 
-def test_very_many_turns_that_must_be_found_one_by_one_are_refused(load, supervised):
+def test_very_many_turns_that_must_be_found_one_by_one_are_refused(load):
     mangles = CHATML.replace("m.content +", "(m.content | upper) +")
     with pytest.raises(
         DataError, match=r"turn not found .* {% generation %} marks in the template would show it"
@@ -334,7 +336,7 @@ def test_calls_of_tools_reach_the_template_as_a_server_passes_them(load, supervi
     rows = [{"messages": messages, "tools": tools} for messages in (asked, answered)]
     dataset = load(*rows, template=THINKING, chat_template_kwargs=kwargs)
     call = '<call>clock zone="UTC"<|im_end|>'
-    assert [supervised(sample) for sample in dataset.train] == [call, f"{call} | Noon.<|im_end|>"]
+    assert supervised(*dataset.train) == f"{call} || {call} || Noon.<|im_end|>"
 
 
 @pytest.mark.parametrize(("template", "between"), [(CHATML, "\n"), (READS_PARTS, "")], ids=["text", "parts"])
@@ -350,14 +352,14 @@ def test_a_call_is_found_where_history_shows_no_empty_thought_and_the_prompt_doe
     spaced = THINKING.replace("'<call>'", "('\n' if m.content else '') + '<call>'")
     messages = [*CONVERSATIONS[3]["messages"], {"role": "assistant", "content": "Noon."}]
     dataset = load({"messages": messages}, template=spaced, chat_template_kwargs={"enable_thinking": False})
-    assert supervised(dataset.sample(0)) == '<call>clock zone="UTC"<|im_end|> | Noon.<|im_end|>'
+    assert supervised(*dataset.train) == '<call>clock zone="UTC"<|im_end|> || Noon.<|im_end|>'
 
 
-def test_reasoning_within_an_answer_is_context_where_the_prompt_says_there_is_none(load, supervised):
+def test_reasoning_within_an_answer_is_left_out_where_the_prompt_says_there_is_none(load, supervised):
     thought = "<think>\nhm\n</think>\n\nFour."
     without_thinking = forgets_reasoning("<think>\n\n</think>\n\n")
     dataset = load(conversation("a", thought, "b", thought), template=without_thinking)
-    assert supervised(dataset.sample(0)) == "Four.<|im_end|> | Four.<|im_end|>"
+    assert supervised(*dataset.train) == "Four.<|im_end|> || Four.<|im_end|>"
 
 
 def test_a_system_prompt_beside_the_conversation_comes_first(load):

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from spec_kit.targets import read_target
+from spec_trainer.data.chat import HEADER_MARKED
 from spec_trainer.data.dataset import Sample
-from spec_trainer.plan.end_tokens import end_token_warning
+from spec_trainer.data.report import DataReport
+from spec_trainer.plan.end_tokens import end_token_warning, marks_warning
 
 ANSWER = ([5, 6, 7, 8], [0, 0, 1, 1])
 ENDED = ([5, 6, 7, 2], [0, 0, 1, 1])
+END_UNMARKED = ([5, 6, 7, 2], [0, 0, 1, 0])
 TEXT = ([5, 6, 7, 8], [1, 1, 1, 1])
 QUESTION = ([5, 6, 7, 8], [0, 0, 0, 0])
 
@@ -44,3 +47,17 @@ def test_one_end_is_enough_and_texts_and_questions_need_none(target, rows):
 
 def test_a_target_without_end_tokens_is_not_judged(target):
     assert end_token_warning(samples(ANSWER), replace(target, eos_token_ids=())) is None
+
+
+def test_end_tokens_that_are_not_supervised_are_counted(target):
+    line = end_token_warning(samples(ANSWER, END_UNMARKED, END_UNMARKED), target)
+    assert "3 samples with a prompt and an answer, none with a supervised end token" in line
+    assert "2 samples with such a token outside the supervised tokens" in line
+    assert "{% generation %}" in line
+
+
+def test_marks_of_a_template_that_begin_before_the_answer_are_named():
+    report = DataReport()
+    assert marks_warning(report) is None
+    report.note(HEADER_MARKED, "rows.jsonl:3")
+    assert "marks that begin before the answer, in 1 row (first: rows.jsonl:3)" in marks_warning(report)

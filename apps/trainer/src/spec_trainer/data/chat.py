@@ -7,14 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DataError
+from spec_trainer.data.end_of_turn import EndTokens
 from spec_trainer.data.errors import BadRow, row_errors
+from spec_trainer.data.image_parts import count_images
+from spec_trainer.data.layout import Layout
 from spec_trainer.data.render_process import OverLimit, TemplateUnreadable, render_process
 from spec_trainer.data.rows import Chat
 from spec_trainer.data.served_messages import served_messages, served_tool
-from spec_trainer.data.turns import Around, EndTokens, Frames, Render, TurnFinder
+from spec_trainer.data.turns import Turn, TurnFinder, samples_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,34 +26,35 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from spec_trainer.configuration.chat import ChatConfig
+    from spec_trainer.data.frames import Known
+    from spec_trainer.data.layout import Render
 
 
 Spans = list[tuple[int, int]]
 
-_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
-_OPENED = re.compile(r"<think>\s*\Z")
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+UNWRITTEN = (
+    "answers that the chat template does not write, or not with their tool calls; they are not trained"
+)
+HEADER_MARKED = "{% generation %} marks that begin before the answer"
 _TODAY = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 # Some templates write today's date into the system prompt. Samples must not change overnight, or a run could not
 # be resumed; this is the date that Llama 3's template itself falls back to.
 _FIXED_DATE = date(2024, 7, 26)
-_PLAIN = [{"role": role, "content": "x"} for role in ("user", "assistant")]
-_TOOL_USE = [
-    _PLAIN[0],
-    {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "x", "arguments": {}}}]},
-    {"role": "tool", "content": "x"},
-    _PLAIN[1],
-]
-_USUAL = [Chat(messages) for messages in (_PLAIN * 3, _TOOL_USE + _PLAIN, _PLAIN + _TOOL_USE)]
+_USUAL = [{"role": role, "content": "x"} for role in ("user", "assistant")] * 3
 
 
 @dataclass(frozen=True)
 class Rendering:
-    """A conversation rendered as text."""
+    """A conversation, or the beginning of one, rendered as text."""
 
     text: str
     spans: Spans
     """(start, stop) of the characters that the assistant emits and the draft learns, ascending."""
+    num_images: int
+    """Number of the conversation's images that are in the text."""
+    notes: tuple[str, ...] = ()
+    """What the data report says about the sample."""
 
 
 class ChatRenderer:
@@ -59,28 +64,27 @@ class ChatRenderer:
         """Use the chat template and variables of ``config``; by default the template of ``tokenizer``."""
         self._tokenizer = tokenizer
         self._config = config
-        self._usual: dict[str, Frames] = {}
+        self._layouts: dict[str, Layout] = {}
+        self._usual: dict[str, Known] = {}
         added = tokenizer.added_tokens_decoder.values()
         self._end_tokens = EndTokens(
             {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
         )
 
-    def render(self, chat: Chat, last_turn_only: bool) -> Rendering:
-        """Return the rendered conversation with the character spans that the draft is trained on.
+    def render(self, chat: Chat, last_turn_only: bool) -> list[Rendering]:
+        """Return the conversation as the texts of its samples, with the spans that the draft is trained on.
 
-        Raise BadRow if the template rejects the conversation, or if the span of a supervised turn is not certain.
+        There are several if the template renders answers differently once other messages follow them. Raise
+        BadRow if the template rejects the conversation, or if the span of a supervised turn is not certain.
         """
         template = self._template(chat)
         chat = replace(chat, messages=self._served(chat.messages, template))
-        marked = _MARKS.search(template) is not None
-        text, marks = self._render(chat, chat.messages, marked=marked)
-        turns = chat.trained(last_turn_only)
-        if not marked:
-            return Rendering(text, self._found(chat, text, turns))
-        if turns == chat.answers:
-            return Rendering(text, marks)
-        borders = [(self._marks_before(chat, index), self._marks_before(chat, index + 1)) for index in turns]
-        return Rendering(text, [mark for start, stop in borders for mark in marks[start:stop]])
+        text, marks = self._render(chat, chat.messages, marked=_MARKS.search(template) is not None)
+        whole = Rendering(text, marks, count_images(chat.messages))
+        turns, notes = self._turns(chat, text, chat.trained(last_turn_only))
+        if not turns:
+            return [replace(whole, spans=[], notes=notes)]
+        return [self._rendering(chat, whole, sample, notes) for sample in samples_of(turns)]
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> str:
         """Render ``messages`` and the generation prompt after them.
@@ -106,35 +110,62 @@ class ChatRenderer:
         between = text.partition(first)[2].partition(second)[0]
         return between if text and text == render(first + between + second) else "\n"
 
-    def _marks_before(self, chat: Chat, index: int) -> int:
-        """Return how many ``{% generation %}`` blocks the template writes before message ``index``."""
-        return len(self._render(chat, chat.messages[:index], marked=True)[1]) if index > 0 else 0
+    def _rendering(
+        self, chat: Chat, whole: Rendering, turns: Sequence[Turn], notes: tuple[str, ...]
+    ) -> Rendering:
+        """Return one sample; its text is the whole conversation if that begins like what was seen and generated.
 
-    def _found(self, chat: Chat, text: str, turns: Sequence[int]) -> Spans:
-        usual = self._usual_frames(self._template(chat)) if len(turns) > 1 else {}
-        finder = replace(self._finder(chat, text), usual=usual)
-        spans = []
-        for index, span in zip(turns, finder.spans(turns), strict=False):
-            if span is None:
+        ``whole``: the whole conversation, whose spans are the template's marks, if it has any.
+        """
+        last = turns[-1]
+        shown = whole
+        if not whole.text.startswith(last.after):
+            shown = Rendering(last.after, [], count_images(last.messages))
+        if _MARKS.search(self._template(chat)) is None:
+            return replace(shown, spans=[(turn.start, turn.stop) for turn in turns], notes=notes)
+        marked = [self._marked(chat, whole, turn) for turn in turns]
+        early = any(
+            start < turn.start for turn, marks in zip(turns, marked, strict=True) for start, _ in marks
+        )
+        return replace(shown, spans=list(chain(*marked)), notes=(*notes, *[HEADER_MARKED] * early))
+
+    def _marked(self, chat: Chat, whole: Rendering, turn: Turn) -> Spans:
+        """Return which characters of a turn are in ``{% generation %}`` blocks of the template."""
+        marks = whole.spans
+        if not whole.text.startswith(turn.after):
+            _, found = self._render(chat, turn.messages, marked=True)
+            marks = [(start + turn.moved, stop + turn.moved) for start, stop in found]
+        return [
+            (start, min(stop, turn.stop)) for start, stop in marks if start < turn.stop and turn.start < stop
+        ]
+
+    def _turns(self, chat: Chat, whole: str, indices: Sequence[int]) -> tuple[list[Turn], tuple[str, ...]]:
+        """Return the turns at ``indices``, and notes about those that the template does not write."""
+        usual = self._usual_turns(self._template(chat)) if len(indices) > 1 else {}
+        finder = replace(self._finder(chat, whole), usual=usual)
+        found: list[Turn] = []
+        for index, turn in zip(indices, finder.turns(indices), strict=True):
+            if turn is None and index > 0:
                 raise BadRow("assistant turn not found in the rendered conversation", _way_out(chat, index))
-            spans.append(_without_empty_thought(text, span, chat.messages[index]))
-        return spans
+            found += [turn] if turn and finder.is_written(turn) else []
+        return found, (UNWRITTEN,) if len(found) < len(indices) else ()
 
-    def _finder(self, chat: Chat, text: str) -> TurnFinder:
-        return TurnFinder(chat.messages, text, self._try_render(chat), self._has_prompt, self._end_tokens)
+    def _finder(self, chat: Chat, whole: str) -> TurnFinder:
+        return TurnFinder(chat.messages, whole, self._try_render(chat), self._layout(chat), self._end_tokens)
 
-    def _usual_frames(self, template: str) -> Frames:
-        """Return the text that the template writes around answers (``Frames``), learned from fixed examples."""
+    def _usual_turns(self, template: str) -> Known:
+        """Return what a fixed example conversation shows about turns with the same text around them."""
         if template not in self._usual:
-            found: list[tuple[Around, tuple[int, int]]] = []
-            for chat in (one for one in _USUAL if self._template(one) == template):
-                text = self._try_render(chat)(chat.messages, False)
-                if text is not None:
-                    found += self._finder(chat, text).frames(chat.answers)
-            frames = dict(found)
-            certain = all(frames[around] == span for around, span in found)
-            self._usual[template] = frames if certain else {}
+            chat = Chat(_USUAL)
+            text = self._try_render(chat)(chat.messages, False) if self._template(chat) == template else None
+            self._usual[template] = self._finder(chat, text).known(chat.answers) if text else {}
         return self._usual[template]
+
+    def _layout(self, chat: Chat) -> Layout:
+        template = self._template(chat)
+        if template not in self._layouts:
+            self._layouts[template] = Layout.of(self._try_render(chat), self._end_tokens)
+        return self._layouts[template]
 
     def _try_render(self, chat: Chat) -> Render:
         def render(messages: Sequence[dict[str, Any]], prompt: bool) -> str | None:
@@ -146,12 +177,6 @@ class ChatRenderer:
                 return None
 
         return render
-
-    @cached_property
-    def _has_prompt(self) -> bool:
-        probe = Chat([{"role": "user", "content": "x"}])
-        render = self._try_render(probe)
-        return render(probe.messages, True) != render(probe.messages, False)
 
     def _render(
         self, chat: Chat, messages: Sequence[dict[str, Any]], *, prompt: bool = False, marked: bool = False
@@ -194,18 +219,6 @@ class ChatRenderer:
 @lru_cache
 def _undated(template: str) -> str:
     return _TODAY.sub(lambda match: repr(_FIXED_DATE.strftime(match[2])), template)
-
-
-def _without_empty_thought(text: str, span: tuple[int, int], message: dict[str, Any]) -> tuple[int, int]:
-    """Return the span without an empty ``<think>`` block that the template writes.
-
-    A target with reasoning enabled does not emit an empty block; with reasoning disabled, the block is in the prompt.
-    """
-    start, stop = span
-    opened = _OPENED.search(text, max(0, start - 20), start)  # by the generation prompt
-    block = _EMPTY_THOUGHT.match(text, opened.start() if opened else start, stop)
-    own = _EMPTY_THOUGHT.match(str(message.get("content", "")).lstrip())
-    return (block.end(), stop) if block and not own else span
 
 
 def _way_out(chat: Chat, index: int) -> str:

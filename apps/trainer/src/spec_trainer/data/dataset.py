@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from spec_trainer.data.rows import Chat
     from spec_trainer.data.tokens import Encoded, Encoder
 
+DIVIDED = "conversations that are several samples, because the chat template rewrites earlier turns"
 _DEFAULT_EVAL_SAMPLES = 64
 _DEFAULT_EVAL_SHARE = 10  # at most one sample in ten
 _MOST_HELD_BYTES = 256 << 20
@@ -37,7 +38,7 @@ memory."""
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One tokenised row."""
+    """A tokenised row, or a part of its turns in the context in which a server had them generated."""
 
     sample_id: int
     """Index of the sample in ``Dataset.samples``."""
@@ -143,25 +144,31 @@ def load_dataset(
     train, held_out = reader.read(config.path), []
     if config.eval_path is not None:
         held_out = reader.read(config.eval_path)
-    elif num := _num_held_out(config, len(train)):
+    elif num := _num_held_out(config, sum(len(row.samples) for row in train)):
         train, held_out = _split(train, num, report, longest_prompt is None)
-    numbered = tuple(
-        Sample(
-            number,
-            found.encoded.input_ids,
-            found.encoded.loss_mask,
-            found.where,
-            found.prompt,
-            images=found.encoded.images,
-        )
-        for number, found in enumerate(train + held_out)
-    )
-    questions = (
-        tuple(_question(row_encoder.encoder, found.chat) for found in held_out) if with_questions else ()
-    )
-    dataset = Dataset(numbered[: len(train)], numbered[len(train) :], report, questions)
-    report.count_kept(dataset.samples, len(held_out))
+    parts = [part for row in train + held_out for part in _parts(row)]
+    numbered = tuple(replace(part, sample_id=number) for number, part in enumerate(parts))
+    num_train = sum(len(row.samples) for row in train)
+    questions = _questions(row_encoder.encoder, held_out) if with_questions else ()
+    dataset = Dataset(numbered[:num_train], numbered[num_train:], report, questions)
+    report.count_kept(dataset.samples, len(dataset.held_out))
     return dataset
+
+
+def _parts(row: EncodedRow) -> list[Sample]:
+    """Return the samples of a row; the sample ids are not set yet."""
+    return [
+        Sample(0, one.input_ids, one.loss_mask, row.where, row.prompt, images=one.images)
+        for one in row.samples
+    ]
+
+
+def _questions(encoder: Encoder, held_out: Sequence[EncodedRow]) -> tuple[np.ndarray | None, ...]:
+    """Return ``Dataset.questions``; of a conversation with several samples, the last one has the question."""
+    asked: list[np.ndarray | None] = []
+    for row in held_out:
+        asked += [*[None] * (len(row.samples) - 1), _question(encoder, row.chat)]
+    return tuple(asked)
 
 
 def _question(encoder: Encoder, chat: Chat | None) -> np.ndarray | None:
@@ -187,7 +194,7 @@ class _Reader:
         if not found:
             what = f"no usable row ({self._report})" if self._report.dropped else "no row at all"
             raise DataError(f"data {path!r} holds {what}")
-        supervised = any(one.encoded.loss_mask.any() for one in found)
+        supervised = any(_is_supervised(row) for row in found)
         if not supervised and self._row_encoder.longest_prompt is None:
             raise DataError(
                 f"data {path!r} holds no supervised token ({self._report}); "
@@ -198,16 +205,29 @@ class _Reader:
     def _usable(self, path: str) -> Iterator[EncodedRow]:
         with closing(encode_rows(self._row_encoder, read_rows(path))) as rows:
             for where, row in rows:
-                if isinstance(row, EncodedRow) and row.encoded.after_images > self._config.max_length:
-                    length = f"{counted(row.encoded.after_images, 'token')} up to the end of the last"
-                    self._report.drop("data.max_length cuts an image", f"{where}: {length}")
-                elif isinstance(row, EncodedRow):
-                    self._hold(where, row.encoded)
-                    yield replace(row, encoded=self._cut(where, row.encoded))
+                if isinstance(row, EncodedRow):
+                    if samples := self._kept(where, row.samples):
+                        yield replace(row, samples=samples)
                 elif self._config.on_bad_row == "error" and not row.harmless:
                     raise DataError(f"{where}: {row} (data.on_bad_row=skip drops such rows)") from row
                 else:
                     self._report.drop(row.reason, f"{where}: {row}")
+
+    def _kept(self, where: str, samples: Sequence[Encoded]) -> list[Encoded]:
+        """Return the samples of a row, cut to ``data.max_length``, without those that the cut makes useless."""
+        if len(samples) > 1:
+            self._report.note(DIVIDED, f"{where}: {counted(len(samples), 'sample')}")
+        for note in sorted({note for sample in samples for note in sample.notes}):
+            self._report.note(note, where)
+        kept: list[Encoded] = []
+        for sample in samples:
+            if sample.after_images > self._config.max_length:
+                length = f"{counted(sample.after_images, 'token')} up to the end of the last"
+                self._report.drop("data.max_length cuts an image", f"{where}: {length}")
+            else:
+                self._hold(where, sample)
+                kept.append(self._cut(where, sample))
+        return [sample for sample in kept if sample.loss_mask.any()] or kept[-1:]
 
     def _hold(self, where: str, encoded: Encoded) -> None:
         """Raise DataError if the images that rows themselves contain take too much memory."""
@@ -242,27 +262,49 @@ def _num_held_out(config: DataConfig, num_samples: int) -> int:
 def _split(
     found: Sequence[EncodedRow], num: int, report: DataReport, supervised: bool
 ) -> tuple[list[EncodedRow], list[EncodedRow]]:
-    """Split the samples: hold out the ``num`` distinct samples with the smallest digests.
+    """Split the rows: hold out whole rows, with the smallest digests, until they have ``num`` distinct samples.
 
     Duplicates of a held-out sample are dropped, so that the draft is not evaluated on training data. If
     ``supervised``, raise DataError if no training sample has a supervised token.
     """
-    digests = [_digest(one.encoded) for one in found]
-    chosen = set(sorted(set(digests))[:num])
+    held_out, used = _held_out(found, num)
     train: list[EncodedRow] = []
-    held_out: dict[bytes, EncodedRow] = {}
-    for digest, one in zip(digests, found, strict=True):
-        if digest not in chosen:
-            train.append(one)
-        elif digest not in held_out:
-            held_out[digest] = one
-        else:
-            report.drop("repeats a held-out row", one.where)
-    if not any(one.encoded.loss_mask.any() or not supervised for one in train):
+    for index, row in enumerate(found):
+        if index in held_out:
+            continue
+        left = [sample for sample in row.samples if _digest(sample) not in used]
+        for _ in range(len(row.samples) - len(left)):
+            report.drop("repeats a held-out row", row.where)
+        if left:
+            train.append(replace(row, samples=left))
+    if not any(_is_supervised(row) or not supervised for row in train):
         raise DataError(
             f"holding out {counted(num, 'sample')} leaves nothing to train on; lower data.eval_samples ({report})"
         )
-    return train, list(held_out.values())
+    return train, [held_out[index] for index in sorted(held_out)]
+
+
+def _held_out(found: Sequence[EncodedRow], num: int) -> tuple[dict[int, EncodedRow], set[bytes]]:
+    """Return the held-out rows by index, each with the samples that no other has; and all their digests."""
+    digests = [[_digest(sample) for sample in row.samples] for row in found]
+    held_out: dict[int, EncodedRow] = {}
+    used: set[bytes] = set()
+    for index in sorted(range(len(found)), key=lambda index: (digests[index], index)):
+        fresh = [
+            sample
+            for sample, digest in zip(found[index].samples, digests[index], strict=True)
+            if digest not in used
+        ]
+        if len(used) >= num:
+            break
+        if fresh:
+            held_out[index] = replace(found[index], samples=fresh)
+        used.update(digests[index])
+    return held_out, used
+
+
+def _is_supervised(row: EncodedRow) -> bool:
+    return any(sample.loss_mask.any() for sample in row.samples)
 
 
 def _digest(content: Encoded | Sample) -> bytes:

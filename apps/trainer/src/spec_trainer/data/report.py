@@ -43,6 +43,13 @@ class DataReport:
     dropped: dict[str, RowCount] = field(default_factory=dict)
     """Reason -> rows that were dropped for this reason."""
 
+    notes: dict[str, RowCount] = field(default_factory=dict)
+    """What the report says about some rows -> these rows."""
+
+    def note(self, note: str, example: str) -> None:
+        """Count a row about which the report says something. ``example``: its ``file:line``, and details."""
+        self.notes.setdefault(note, RowCount()).add(example)
+
     def drop(self, reason: str, example: str) -> None:
         """Count a row that is left out. ``example``: its ``file:line`` and its problem."""
         self.dropped.setdefault(reason, RowCount()).add(example)
@@ -58,7 +65,8 @@ class DataReport:
 
     def __str__(self) -> str:
         """Return the report as one paragraph."""
-        notes = {"cut to data.max_length": self.truncated, "without a supervised token": self.unsupervised}
+        notes = {**self.notes, "cut to data.max_length": self.truncated}
+        notes |= {"without a supervised token": self.unsupervised}
         notes |= {f"dropped: {reason}": rows for reason, rows in self.dropped.items()}
         kept = f"kept samples: {self.kept} ({self.held_out} held out), tokens: {self.tokens}, "
         parts = [f"{kept}{self.supervised_tokens} of them supervised"]

@@ -46,7 +46,8 @@ class EncodedRow:
 
     where: str
     """Source of the row, as ``file:line``."""
-    encoded: Encoded
+    samples: list[Encoded]
+    """The row's samples (``Encoder.encode``), at least one."""
     prompt: np.ndarray | None
     """int32 [P]: prompt for the engine, if ``RowEncoder.longest_prompt`` is set; else None."""
     chat: Chat | None
@@ -83,14 +84,15 @@ class RowEncoder:
         """
         try:
             content = parse_row(row.content, self.images.refused)
-            encoded = self.encoder.encode(content, self.config.last_turn_only)
-            if len(encoded.input_ids) < 2:
+            samples = self.encoder.encode(content, self.config.last_turn_only)
+            if len(samples[-1].input_ids) < 2:
                 raise BadRow("fewer than 2 tokens", harmless=True)
             prompt = self._prompt(content)
         except BadRow as bad:
             return bad
         chat = content if self.with_questions and isinstance(content, Chat) else None
-        return EncodedRow(row.where, encoded, prompt, chat)
+        # The engine of a run with prompts answers the last turn anew; the other samples would repeat the prompt.
+        return EncodedRow(row.where, samples if prompt is None else samples[-1:], prompt, chat)
 
     def _prompt(self, row: Chat | Text | Tokens) -> np.ndarray | None:
         longest = self.longest_prompt

@@ -6,7 +6,7 @@ import json
 import logging
 import unicodedata
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core.records import ImageSource
+    from spec_trainer.data.chat import Rendering
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class Encoded:
     """Images of the row, in the order of their tokens."""
     after_images: int = 0
     """Index of the token after the last image; 0 without images."""
+    notes: tuple[str, ...] = ()
+    """What the data report says about the row (``Rendering.notes``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,21 +105,32 @@ class Encoder:
         """Variables of the chat template."""
         return self._chat_config.chat_template_kwargs
 
-    def encode(self, row: Chat | Text | Tokens, last_turn_only: bool) -> Encoded:
-        """Return a row's tokens and loss mask. Raise BadRow if the row cannot be used.
+    def encode(self, row: Chat | Text | Tokens, last_turn_only: bool) -> list[Encoded]:
+        """Return the tokens and loss masks of a row's samples. Raise BadRow if the row cannot be used.
 
-        ``last_turn_only`` applies to rows that do not set this flag.
+        A conversation has several samples if the chat template rewrites its answers. ``last_turn_only`` applies
+        to rows that do not set this flag.
         """
         self._check_variables(row)
         if isinstance(row, Text):
             ids, mask = self._text(row)
-        else:
-            last = last_turn_only if row.last_turn_only is None else row.last_turn_only
-            ids, mask = self._chat(row, last) if isinstance(row, Chat) else _tokens(row, last)
-        ids = self._checked(ids)
+            return [self._encoded(ids, mask, row, ())]
+        last = last_turn_only if row.last_turn_only is None else row.last_turn_only
         if isinstance(row, Tokens):
-            return self._encoded_tokens(ids, mask, row)
-        images, counts = self._images(ids, row, row.images if isinstance(row, Chat) else ())
+            ids, mask = _tokens(row, last)
+            return [self._encoded_tokens(self._checked(ids), mask, row)]
+        return [self._encoded_chat(rendering, row) for rendering in self._renderer.render(row, last)]
+
+    def _encoded_chat(self, rendering: Rendering, row: Chat) -> Encoded:
+        ids, mask = self._chat(rendering)
+        encoded = self._encoded(ids, mask, row, row.images[: rendering.num_images])
+        return replace(encoded, notes=rendering.notes)
+
+    def _encoded(
+        self, ids: np.ndarray, mask: np.ndarray, row: Chat | Text, references: Sequence[Any]
+    ) -> Encoded:
+        ids = self._checked(ids)
+        images, counts = self._images(ids, row, references)
         if not images:
             return Encoded(ids, mask)
         mask = mask & (ids != self.images.token_id)
@@ -289,8 +303,7 @@ class Encoder:
         start = next((i for i in range(len(whole)) if whole[i : i + len(own)] == own), 0)
         return whole[:start], whole[start + len(own) :]
 
-    def _chat(self, row: Chat, last_turn_only: bool) -> tuple[np.ndarray, np.ndarray]:
-        rendering = self._renderer.render(row, last_turn_only)
+    def _chat(self, rendering: Rendering) -> tuple[np.ndarray, np.ndarray]:
         ids, offsets = self._rendered(rendering.text)
         mask = np.zeros(len(ids), dtype=bool)
         for start, stop in rendering.spans:

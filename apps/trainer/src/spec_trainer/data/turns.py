@@ -1,260 +1,245 @@
-"""Find assistant turns in conversations, for chat templates without ``{% generation %}`` blocks.
+"""Find what the target generated in a conversation, and the context in which a server had it generate that.
 
-A turn begins at the end of the generation prompt and ends with its end-of-turn token. To find a border (a turn's
-first or last character), the conversation up to it is rendered. The border is valid only if this rendering is a
-prefix of the whole rendering. Some templates fail this test, because they render a turn differently once other
-turns follow it: they drop reasoning from earlier turns, or use another end-of-turn token. For them, the turn's
-content is replaced by a placeholder. The text around the placeholder must then occur, literally, around the
-content. Nothing is guessed: a border that neither way confirms is None.
+A server renders the messages before an answer with the generation prompt; the target goes on from there. The
+conversation up to the answer, rendered with the answer as the last message, shows what it generated: everything after
+the text that the server saw, up to the end-of-turn token. So no other message's text can be in it.
 
-Most turns are alike, which saves renderings. All contents are replaced by placeholders in one rendering. If the
-template writes the same text around two contents, their turns have the same borders relative to the content. The
-second content may also be from a plain example conversation (``usual``).
+Some templates render an answer differently once other messages follow it: they drop its reasoning, move the results
+of its calls into it, or use another end-of-turn token. Then the conversation up to a later answer does not begin with
+what was seen and generated at the earlier one, and each of the two is a sample of its own.
+
+In some templates the conversation up to an answer does not begin with what the server saw, such as with a prompt that
+has an empty thought where the history has none. Then the answer's own text is found by comparing renderings that
+differ in a placeholder, and is appended to what the server saw.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.data.frames import Known, frames_of
+from spec_trainer.data.layout import PLACEHOLDER, shared
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-Message = dict[str, Any]
-Render = Callable[["Sequence[Message]", bool], "str | None"]
-"""(messages, with generation prompt) -> text, or None if the template rejects the messages."""
+    from spec_trainer.data.end_of_turn import EndTokens
+    from spec_trainer.data.layout import Layout, Message, Render
 
-# Plain ASCII letters: no template trims or escapes them, no text contains them by accident.
-_PLACEHOLDER = "QPLACEHOLDERQXJZKVWQ"
-_NUMBERED = re.compile(rf"{_PLACEHOLDER}(\d+)Q")
-_EMPTY_THOUGHT_AT_END = re.compile(r"<think>\s*</think>\s*\Z")
-_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
-
-_FEW = 1
-"""Up to this number of turns, each turn is searched alone, with two renderings of the messages before it."""
 _MOST = 200
-"""Largest number of turns of one conversation that are searched alone; the time is quadratic in the conversation's
-length."""
+"""Largest number of turns of one conversation that are searched each by itself; the time is quadratic in the
+conversation's length."""
+_REASONING = ("reasoning", "reasoning_content", "thinking")
+_THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
+_CLOSED = re.compile(r"(?:</[^<>]*>|\[/[^\[\]]*\]|<[^<>|]+\|>)\s*\Z")
+"""A text that ends with a closing tag: ``</think>``, ``[/THINK]``, ``<channel|>``."""
+_EMPTY_THOUGHT = re.compile(r"([<\[])([\w:]*(?:think|thought)[\w:]*)([>\]])\s*\1/\2\3\s*", re.IGNORECASE)
+_OPENED = re.compile(r"[<\[][\w:]+[>\]]\s*\Z")
 
-Span = tuple[int, int]
-Around = tuple[str, str, str, str]
-"""Roles of the previous and the next message, and the text that the template writes before and after a content."""
-Frames = dict[Around, Span]
-"""Text around a content -> number of the turn's characters before the content, and after the content."""
+
+@dataclass(frozen=True)
+class Turn:
+    """An answer in the context in which it was generated."""
+
+    text: str
+    """A rendering that begins with what the server saw and what the target generated."""
+    start: int
+    """Number of characters that the server saw."""
+    stop: int
+    """End of what the target generated."""
+    messages: Sequence[Message]
+    """The conversation up to this answer."""
+    moved: int = 0
+    """Number of characters by which ``generated`` lies further back in ``text`` than in the rendering of
+    ``messages``."""
+
+    @property
+    def generated(self) -> str:
+        """What the target generated."""
+        return self.text[self.start : self.stop]
+
+    @property
+    def after(self) -> str:
+        """The conversation up to this answer: what the server saw, and what the target generated."""
+        return self.text[: self.stop]
 
 
 @dataclass(frozen=True)
 class TurnFinder:
-    """Finds the assistant turns of one conversation; ``text`` is the rendering of the whole conversation."""
+    """Finds the assistant turns of one conversation."""
 
     messages: Sequence[Message]
-    text: str
+    whole: str
+    """The whole conversation, rendered."""
     render: Render
-    has_prompt: bool
-    """Whether the template has generation prompts. If not, only a placeholder shows where an answer begins."""
-    end_tokens: EndTokens = field(repr=False)
-    usual: Frames = field(default_factory=Frames, repr=False)
-    """Frames that are known from example conversations with the same template."""
+    layout: Layout
+    end_tokens: EndTokens
+    usual: Known = field(default_factory=Known)
+    """What is known from example conversations with the same template."""
 
-    def spans(self, turns: Sequence[int]) -> Iterator[Span | None]:
-        """Yield the span that the assistant emits (content and end of turn) for each index in ``turns``.
-
-        If a span is not certain, yield None for it and stop.
-        """
-        frames = self._frames() if len(turns) > _FEW else {}
-        known = dict(self.usual)
-        searched = 0
-        for index in turns:
-            frame = frames.get(index)
-            borders = frame.place(known) if frame else None
-            if borders is None:
-                searched += 1
-                borders = self._borders(index) if searched <= _MOST else None
-                if frame and borders:
-                    frame.learn(known, borders)
-            if borders is None:
-                yield None
-                return
-            yield borders[0], self.end_tokens.close(self.text, *borders)
-
-    def frames(self, turns: Sequence[int]) -> Iterator[tuple[Around, Span]]:
-        """Yield the frames (items of ``Frames``) of the turns at the message indices ``turns``.
-
-        Turns whose borders are not certain yield nothing.
-        """
-        for index, frame in self._frames().items():
-            known: Frames = {}
-            if index in turns and (borders := self._borders(index)):
-                frame.learn(known, borders)
-            yield from known.items()
-
-    def _borders(self, index: int) -> Span | None:
-        """Return the (start, stop) of turn ``index`` in the text; None if it is not certain."""
-        start, stop = self._start(index), self._stop(index)
-        if start is None or stop is None:
-            content = self._around_placeholder(index)
-            calls_alone = self.messages[index].get("content") is None
-            if content is None or (stop is None and calls_alone):
-                return None
-            start = content[0] if start is None else start
-            stop = content[1] if stop is None else stop
-        return (start, stop) if start <= stop else None
-
-    def _frames(self) -> dict[int, ContentFrame]:
-        """Return the ContentFrame of each message, by message index.
-
-        A ContentFrame says where the message's content is in the text. Tool messages are left out if the
-        template changes their contents.
-        """
-        spoken = {message["role"] for message in self.messages}
-        return self._framed(spoken) or (self._framed(spoken - {"tool"}) if "tool" in spoken else {})
-
-    def _framed(self, roles: Collection[str]) -> dict[int, ContentFrame]:
-        """Return the ContentFrames of all messages with one of ``roles``, by message index.
-
-        They are found in one rendering in which placeholders replace the contents. The result is empty unless
-        that rendering, with the contents put back, equals the text. An empty content gets no placeholder,
-        because templates treat it differently, and neither does a content with images.
-        """
-        numbered = [
-            {**message, "content": f"{_PLACEHOLDER}{index}Q"}
-            if isinstance(content := message.get("content"), str) and content and message["role"] in roles
-            else message
-            for index, message in enumerate(self.messages)
-        ]
-        text = self.render(numbered, False)
-        if text is None:
-            return {}
-        first, *rest = _NUMBERED.split(text)
-        indices, between = list(map(int, rest[::2])), [first, *rest[1::2]]
-        spoken = ["", *(message["role"] for message in self.messages), ""]
-        frames: dict[int, ContentFrame] = {}
-        position = len(first)
-        if indices != sorted(set(indices)) or not self.text.startswith(first):
-            return {}
-        for index, (before, after) in zip(indices, pairwise(between), strict=True):
-            content = self.messages[index]["content"]
-            written = next(
-                (c for c in (content, content.strip()) if self.text.startswith(c + after, position)), None
+    def turns(self, indices: Sequence[int]) -> Iterator[Turn | None]:
+        """Yield the turn of each answer at ``indices``, ascending; None if it is not certain."""
+        frames = frames_of(self.messages, self.whole, self.render) if len(indices) > 1 else {}
+        known, searched = dict(self.usual), 0
+        for index in indices:
+            # A content that ends as a turn does may end the turn.
+            frame = (
+                None if self.end_tokens.ends(self.messages[index].get("content") or "") else frames.get(index)
             )
-            if written is None:
-                return {}
-            around = spoken[index], spoken[index + 2], before, after
-            frames[index] = ContentFrame(position, position + len(written), around)
-            position += len(written) + len(after)
-        return frames if position == len(self.text) else {}
+            if frame and (span := frame.turn(known)):
+                yield Turn(self.whole, *span, self.messages[: index + 1])
+                continue
+            searched += 1
+            turn = self.turn(index) if searched <= _MOST else None
+            if frame and turn:
+                in_place = self.whole.startswith(turn.after)
+                known[frame.around] = frame.distances((turn.start, turn.stop)) if in_place else None
+            yield turn
 
-    def _start(self, index: int) -> int | None:
-        before = self.render(self.messages[:index], True) if self.has_prompt and index > 0 else None
-        if before is None or self.text.startswith(before):
-            return None if before is None else len(before)
-        # With thinking off, the prompt has an empty thought. The text has none there, or the row's own.
-        header = _EMPTY_THOUGHT_AT_END.sub("", before)
-        if header == before or not self.text.startswith(header):
+    def known(self, indices: Sequence[int]) -> Known:
+        """Return what the turns at ``indices`` show about turns with the same text around them."""
+        known: Known = {}
+        for index, frame in frames_of(self.messages, self.whole, self.render).items():
+            if index in indices and (turn := self.turn(index)) and self.whole.startswith(turn.after):
+                known[frame.around] = frame.distances((turn.start, turn.stop))
+        return known
+
+    def turn(self, index: int) -> Turn | None:
+        """Return the turn of the answer ``messages[index]``; None if it is not certain."""
+        asked, answer = self.messages[:index], self.messages[index]
+        seen = self._seen(asked)
+        turn = self._in_history(asked, answer) if seen is None else self._after(seen, asked, answer)
+        if turn is None:
             return None
-        thought = _THOUGHT.match(self.text, len(header))
-        return thought.end() if thought else len(header)
+        stop = len(turn.text.removesuffix(self.layout.trailing))
+        stop = self.end_tokens.close(turn.text, turn.start, stop, self.layout.end)
+        return self._ended(_without_empty_thought(replace(turn, stop=stop)))
 
-    def _stop(self, index: int) -> int | None:
-        if not self.has_prompt:
-            return None  # the rendering may go on with the header of the next answer
-        upto = (
-            self.text if index == len(self.messages) - 1 else self.render(self.messages[: index + 1], False)
-        )
-        if upto is not None and self.text.startswith(upto):
-            return len(upto)
-        return self._stop_before_question(index) if self.messages[index].get("tool_calls") else None
+    def is_written(self, turn: Turn) -> bool:
+        """Return whether the template writes the turn and its calls of tools.
 
-    def _stop_before_question(self, index: int) -> int | None:
-        """Return the end of a turn that the template renders differently if the turn is the last message.
-
-        The turn is rendered once with one user message after it, and once with two. The two renderings show
-        which text belongs to the header of a user message, and so where the turn ends. Return None if this is
-        not certain.
+        If it left out a call, the draft would learn an end of turn in its place.
         """
-        question = {"role": "user", "content": _PLACEHOLDER}
-        upto = self.messages[: index + 1]
-        one, two = (self.render([*upto, *[question] * number], False) for number in (1, 2))
-        if one is None or two is None or (one.count(_PLACEHOLDER), two.count(_PLACEHOLDER)) != (1, 2):
+        *asked, answer = turn.messages
+        calls = answer.get("tool_calls") or ()
+        names = [(call.get("function") or call).get("name") for call in calls if isinstance(call, dict)]
+        if all(isinstance(name, str) and name in turn.generated for name in names):
+            return bool(turn.generated.strip())
+        without = {key: value for key, value in answer.items() if key != "tool_calls"}
+        return self.render([*asked, without], False) != self._answered(asked, answer)
+
+    def _seen(self, asked: Sequence[Message]) -> str | None:
+        """Return the text that a server gave to the target; None if the template rejects it."""
+        text = self.render(asked, True) if asked else None  # no server asks for an answer to nothing
+        return text if text is None or self.layout.has_prompt else text + self.layout.header
+
+    def _after(self, seen: str, asked: Sequence[Message], answer: Message) -> Turn | None:
+        """Return the turn that follows the text ``seen``."""
+        # A server with thinking off did not have the target generate the reasoning.
+        thoughtless = [_without_reasoning(answer)] if _CLOSED.search(seen[-100:]) else []
+        for candidate in (answer, *thoughtless):
+            text = self._answered(asked, candidate)
+            if text is None or not text.startswith(seen):
+                continue
+            # Without a generation prompt, the text before the answer may end anywhere.
+            if self.layout.has_prompt or self._is_alone(asked, candidate, text[len(seen) :]):
+                return Turn(text, len(seen), len(text), [*asked, candidate])
+        return self._composed(seen, asked, [answer, *thoughtless][-1])
+
+    def _composed(self, seen: str, asked: Sequence[Message], answer: Message) -> Turn | None:
+        """Append what the template writes for an answer to what the server saw.
+
+        If the server's prompt opens a thought and the template shows none, the answer follows the prompt without
+        the opening, as in the history: the draft must not learn the answer as a part of a thought.
+        """
+        if (turn := self._in_history(asked, answer)) is None:
             return None
-        before, after = one.split(_PLACEHOLDER)
-        between = two.split(_PLACEHOLDER)[1]
-        header = between.removeprefix(after)
-        turn = before.removesuffix(header)
-        known = header and between.startswith(after) and before.endswith(header)
-        return len(turn) if known and self.text.startswith(turn) else None
+        prompt = seen.removeprefix(self.render(asked, False) or seen)
+        opened = prompt.removeprefix(self.layout.header)
+        start, generated = turn.start, turn.text[turn.start :]
+        if opened and generated.startswith(opened):
+            start += len(opened)
+        elif opened != prompt and not _CLOSED.search(opened) and not _EMPTY_THOUGHT.match(opened + generated):
+            seen = seen.removesuffix(opened)
+        moved = len(seen) - start
+        return replace(turn, text=seen + turn.text[start:], start=len(seen), moved=moved)
 
-    def _around_placeholder(self, index: int) -> tuple[int, int] | None:
-        content = self.messages[index].get("content") or ""
-        replaced = {**self.messages[index], "content": _PLACEHOLDER}
-        text = self.render([*self.messages[:index], replaced, *self.messages[index + 1 :]], False)
-        if text is None or text.count(_PLACEHOLDER) != 1:
+    def _in_history(self, asked: Sequence[Message], answer: Message) -> Turn | None:
+        """Return the turn as the template renders the conversation up to it; None if it is not certain.
+
+        The answer begins behind its header, or where the texts of two answers begin to differ.
+        """
+        text = self._answered(asked, answer)
+        other = self.render([*asked, {"role": "assistant", "content": PLACEHOLDER}], False)
+        bare = self.render(asked, False) or ""
+        if text is None or other is None:
             return None
-        before, after = text.split(_PLACEHOLDER)
-        start, stop = len(before), len(self.text) - len(after)
-        literal = self.text.startswith(before) and self.text.endswith(after) and start <= stop
-        return (start, stop) if literal and self.text[start:stop] in content else None
+        common, header = shared(text, other.partition(PLACEHOLDER)[0]), self.layout.header
+        if self.layout.trailing.strip() and not common.startswith(bare.removesuffix(self.layout.trailing)):
+            return None
+        at = common.rfind(header, len(shared(bare, common))) if header else -1
+        start = len(common) if at < 0 else at + len(header)
+        if not self._is_alone(asked, answer, text[start:]):
+            return None
+        return Turn(text, start, len(text), [*asked, answer])
+
+    def _ended(self, turn: Turn) -> Turn:
+        """Return the turn with its end-of-turn token, if the template writes it only before another message.
+
+        Some targets have no token of their own for it: they stop by emitting the next header's first token.
+        """
+        if self.end_tokens.ends(turn.generated):
+            return turn
+        index = len(turn.messages)
+        following = [*self.messages[index : index + 1], {"role": "user", "content": PLACEHOLDER}][:1]
+        text = self.render([*self.messages[:index], *following], False)
+        shown = text is not None and text.startswith(turn.after)
+        token = self.end_tokens.opening(text[turn.stop :]) if text and shown else self.layout.end
+        return replace(turn, text=turn.after + token, stop=turn.stop + len(token))
+
+    def _answered(self, asked: Sequence[Message], answer: Message) -> str | None:
+        if answer is self.messages[-1] and len(asked) == len(self.messages) - 1:
+            return self.whole
+        return self.render([*asked, answer], False)
+
+    def _is_alone(self, asked: Sequence[Message], answer: Message, generated: str) -> bool:
+        """Return whether ``generated`` holds no text of the messages before the answer."""
+        others = [
+            {**message, "content": PLACEHOLDER} if message.get("content") else message for message in asked
+        ]
+        return (self.render([*others, answer], False) or "").endswith(generated)
 
 
-@dataclass(frozen=True)
-class ContentFrame:
-    """A message's content, ``text[start:stop]``, and the text that the template writes around it.
+def samples_of(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
+    """Divide the turns of a conversation into samples.
 
-    Two turns with the same text around their contents begin and end at the same distances from their contents.
+    Turns share a sample as long as each later one was generated in a context that begins with the earlier one as it
+    was generated.
     """
-
-    start: int
-    stop: int
-    around: Around
-
-    def learn(self, known: Frames, borders: Span) -> None:
-        """Store in ``known`` how many characters this turn has before and after its content.
-
-        The key is ``around``, the text on both sides of the content, by which ``place`` finds where other turns
-        begin and end. ``borders``: where this turn begins and ends in the rendered conversation.
-        """
-        lead, tail = self.start - borders[0], borders[1] - self.stop
-        _, _, before, after = self.around
-        if 0 <= lead <= len(before) and 0 <= tail <= len(after):
-            known[self.around] = lead, tail
-
-    def place(self, known: Frames) -> Span | None:
-        """Return where this turn begins and ends in the text; None if ``known`` has no similar turn.
-
-        A similar turn has the same text around its content, so it begins and ends at the same distances from
-        its content.
-        """
-        found = known.get(self.around)
-        return (self.start - found[0], self.stop + found[1]) if found else None
+    sample: list[Turn] = []
+    for turn in turns:
+        if sample and not (turn.start >= sample[-1].stop and turn.text.startswith(sample[-1].after)):
+            yield sample
+            sample = []
+        sample.append(turn)
+    if sample:
+        yield sample
 
 
-class EndTokens:
-    """Finds a turn's end-of-turn token, which is one of the tokenizer's special tokens."""
+def _without_reasoning(message: Message) -> dict[str, Any]:
+    content = message.get("content")
+    left = {key: value for key, value in message.items() if key not in _REASONING}
+    return {**left, "content": _THOUGHT.sub("", content, 1)} if isinstance(content, str) else left
 
-    def __init__(self, specials: Collection[str]) -> None:
-        """Prepare to find the special tokens ``specials`` in texts."""
-        longest_first = sorted(specials, key=len, reverse=True)
-        special = "|".join(map(re.escape, longest_first)) or "(?!)"
-        backwards = "|".join(re.escape(token[::-1]) for token in longest_first) or "(?!)"
-        self._special = re.compile(special)
-        self._next = re.compile(rf"\s*(?:{special})")
-        # Read from the end, where the text ends in special tokens: one pass, however many there are.
-        self._last = re.compile(rf"\s*(?:{backwards})(?:\s+(?:{backwards}))*")
 
-    def close(self, text: str, start: int, stop: int) -> int:
-        """Return the end of the text that the target emits in the turn ``text[start:stop]``.
+def _without_empty_thought(turn: Turn) -> Turn:
+    """Return the turn without an empty thought that the template writes.
 
-        White space after a special token, and a special token after that, is layout that the target never emits
-        (Phi-3 ends a conversation with ``<|end|>``, a line break and ``<|endoftext|>``). If a turn does not end in a
-        special token, it ends with the special token that follows it directly, if any: targets without an
-        end-of-turn token stop by emitting the next header's first token.
-        """
-        if last := self._last.match(text[start:stop][::-1]):
-            first = self._special.match(text, stop - last.end())
-            assert first is not None
-            return first.end()
-        following = self._next.match(text, stop)
-        return following.end() if following else stop
+    A target with reasoning enabled does not emit an empty thought; with reasoning disabled, it is in the prompt.
+    """
+    opened = _OPENED.search(turn.text, max(0, turn.start - 40), turn.start)  # by the generation prompt
+    thought = _EMPTY_THOUGHT.match(turn.text, opened.start() if opened else turn.start, turn.stop)
+    own = _EMPTY_THOUGHT.match(str(turn.messages[-1].get("content") or "").lstrip())
+    return replace(turn, start=thought.end()) if thought and thought.end() > turn.start and not own else turn

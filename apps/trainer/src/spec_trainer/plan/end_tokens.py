@@ -1,4 +1,4 @@
-"""Warn of data whose answers never end with an end token of the target."""
+"""Warn of data whose answers never end with an end token of the target, or whose template's marks are wrong."""
 
 from __future__ import annotations
 
@@ -7,31 +7,58 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spec_core.wording import counted
+from spec_trainer.data.chat import HEADER_MARKED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from spec_core import TargetSpec
     from spec_trainer.data.dataset import Sample
+    from spec_trainer.data.report import DataReport
 
 
 def end_token_warning(samples: Iterable[Sample], target: TargetSpec) -> str | None:
-    """Return a warning if no sample with prompt and answer has an end token of the target; else None.
+    """Return a warning if no sample with prompt and answer has a supervised end token of the target; else None.
 
     In a conversation with the target's own template, every answer ends with such a token. Tokens of another model's
     tokenizer are often valid ids of the target, so no other check would notice them. Texts have no prompt and need
     no end token.
     """
-    num_answered, ends = 0, target.eos_token_ids
+    num_answered, num_outside, ends = 0, 0, target.eos_token_ids
     for sample in samples if ends else ():
         if sample.loss_mask.any() and not sample.loss_mask.all():
-            if np.isin(sample.input_ids, ends).any():
+            is_end = np.isin(sample.input_ids, ends)
+            if is_end[sample.loss_mask].any():
                 return None
             num_answered += 1
+            num_outside += bool(is_end.any())
     if not num_answered:
         return None
     return (
         f"no answer ends as the target's do: {counted(num_answered, 'sample')} with a prompt and an answer, none "
-        f"with an end token of the target ({', '.join(map(str, ends))}); the tokenizer or the chat template in "
-        f"'{target.folder}' may be another model's, or answers were cut; spec-trainer plan --show 1 prints a sample"
+        f"with a supervised end token of the target ({', '.join(map(str, ends))}); {_cause(num_outside, target)}; "
+        "spec-trainer plan --show 1 prints a sample"
+    )
+
+
+def _cause(num_outside: int, target: TargetSpec) -> str:
+    if num_outside:
+        return (
+            f"{counted(num_outside, 'sample')} with such a token outside the supervised tokens, so the draft does "
+            "not learn where answers end: the {% generation %} marks of the chat template, or the rows' loss_mask, "
+            "must hold the end of each turn"
+        )
+    return (
+        f"the tokenizer or the chat template in '{target.folder}' may be another model's, or answers were cut"
+    )
+
+
+def marks_warning(report: DataReport) -> str | None:
+    """Return a warning if the chat template marks text that the server writes before an answer; else None."""
+    rows = report.notes.get(HEADER_MARKED)
+    if rows is None:
+        return None
+    return (
+        f"the draft learns text that the target never generates: {HEADER_MARKED}, in {counted(rows.count, 'row')} "
+        f"(first: {rows.first}); begin them behind the generation prompt, or set data.chat_template to another"
     )

@@ -1,0 +1,71 @@
+"""Layout says what a chat template writes around answers, as example conversations show it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from spec_trainer.data.end_of_turn import EndTokens
+
+    Message = dict[str, Any]
+    Render = Callable[[Sequence[Message], bool], str | None]
+    """(messages, with generation prompt) -> text, or None if the template rejects the messages."""
+
+# Plain ASCII letters: no template trims or escapes them, no text contains them by accident.
+PLACEHOLDER = "QPLACEHOLDERQXJZKVWQ"
+_QUESTION = {"role": "user", "content": "x"}
+_ANSWER = {"role": "assistant", "content": PLACEHOLDER}
+_CUT_TAG = re.compile(r"<[^<>]*\Z")
+_CUT_TAG_BEFORE = re.compile(r"\A[^<>]*>")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a chat template writes around answers."""
+
+    has_prompt: bool
+    """Whether the template has generation prompts."""
+    header: str
+    """What the template writes between a question and an answer, such as ``<|im_start|>assistant``. If it has
+    generation prompts, only as far as they have it too."""
+    trailing: str
+    """What the template writes after the end of the last turn, if it has no generation prompts. A template that
+    never asks whether to write its prompt has it there."""
+
+    end: str
+    """The special token that the template writes after an answer to which the user replies, if there is one."""
+
+    @classmethod
+    def of(cls, render: Render, end_tokens: EndTokens) -> Layout:
+        """Learn the layout of the template of ``render``."""
+        asked, prompted = render([_QUESTION], False), render([_QUESTION], True)
+        answered = render([_QUESTION, _ANSWER], False) or ""
+        replied = render([_QUESTION, _ANSWER, _QUESTION], False) or ""
+        end = end_tokens.opening(replied.partition(PLACEHOLDER)[2]).lstrip()
+        before, shown, _ = answered.partition(PLACEHOLDER)
+        if asked is None or prompted is None or not shown or not before.startswith(asked):
+            return cls(asked != prompted, "", "", end)
+        if prompted == asked:
+            return cls(False, before[len(asked) :], _trailing(asked, answered, end_tokens), end)
+        return cls(True, shared(prompted, before)[len(asked) :], "", end)
+
+
+def _trailing(asked: str, answered: str, end_tokens: EndTokens) -> str:
+    """Return what a template writes after the end-of-turn token of any last message."""
+    both = _CUT_TAG_BEFORE.sub("", _common(asked[::-1], answered[::-1])[::-1])
+    return both[len(end_tokens.opening(both)) :]
+
+
+def shared(text: str, other: str) -> str:
+    """Return the longest common beginning of two texts, without a tag that it cuts (``<thi``)."""
+    return _CUT_TAG.sub("", _common(text, other))
+
+
+def _common(text: str, other: str) -> str:
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
+    return text[: sum(1 for _ in same)]
