@@ -94,7 +94,8 @@ def follow(
     serve
         Engine whose server the command starts itself, such as vllm (follow.serve.engine).
     draft_model
-        Draft that the servers have been started with (draft.init_from). By default fresh weights.
+        Draft that the servers serve (draft.init_from): the one that they were started with, or that was pushed to
+        them last. By default fresh weights.
     requests
         Live requests after which the command ends (follow.requests).
     """
