@@ -36,6 +36,7 @@ from spec_trainer.cli.documents import (
 from spec_trainer.cli.examples import EXAMPLES, examples_text
 from spec_trainer.cli.exit_codes import exit_code_of
 from spec_trainer.cli.last_resort import unforeseen_errors
+from spec_trainer.cli.leak_reports import drop_leak_reports
 from spec_trainer.cli.log_flags import Json, LogFlags
 from spec_trainer.cli.run_flags import RunFlags
 from spec_trainer.cli.server_commands import follow, push, serving
@@ -352,6 +353,7 @@ app.help_epilogue = examples_text("train")
 def main() -> None:
     """Run the command line of this process and exit."""
     open_closed_streams()
+    drop_leak_reports()
     leave_out_working_directory()
     let_waiting_threads_sleep()
     restart_where_torch_would_fail()

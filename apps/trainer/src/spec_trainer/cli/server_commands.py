@@ -94,8 +94,8 @@ def follow(
     serve
         Engine whose server the command starts itself, such as vllm (follow.serve.engine).
     draft_model
-        Draft that the servers serve (draft.init_from): the one that they were started with, or that was pushed to
-        them last. By default fresh weights.
+        Draft that the servers serve (draft.init_from): what they were started with, or what was pushed to them
+        last. By default fresh weights.
     requests
         Live requests after which the command ends (follow.requests).
     """
