@@ -26,9 +26,10 @@ INSTALLED = (
 LIMIT_S = 120
 IN_TURN = """
 import json, sys
-from spec_trainer import cli
-cli.keep_stdout_for_documents()
-sys.exit(max(cli.run(words) for words in json.loads(sys.argv[1])))
+from spec_trainer.cli.app import run
+from spec_trainer.cli.documents import keep_stdout_for_documents
+keep_stdout_for_documents()
+sys.exit(max(run(words) for words in json.loads(sys.argv[1])))
 """
 """Command lines, one after the other in a process of their own; its exit code is the highest of theirs."""
 
