@@ -14,13 +14,17 @@ if TYPE_CHECKING:
 
 
 def kernel_table(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Return one step's kernels, the longest first: milliseconds in all, calls, name. On the CPU: operators."""
+    """Return one step's kernels, the longest first: milliseconds in all, calls, name. On the CPU: operators.
+
+    On a device, the calls by which the host starts kernels take no time and are left out.
+    """
     on_cpu = device.type == "cpu"
     activity = ProfilerActivity.CPU if on_cpu else getattr(ProfilerActivity, device.type.upper())
     with profile(activities=[activity], acc_events=True) as recorded:
         step()
     field = "self_cpu_time_total" if on_cpu else "self_device_time_total"
-    return longest_first((getattr(row, field) / 1e3, row.count, row.key) for row in recorded.key_averages())
+    rows = [(getattr(row, field) / 1e3, row.count, row.key) for row in recorded.key_averages()]
+    return longest_first(row for row in rows if on_cpu or row[0] > 0)
 
 
 def host_waits(step: Callable[[], object], device: torch.device) -> list[str]:

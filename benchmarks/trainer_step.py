@@ -4,10 +4,11 @@
     python benchmarks/trainer_step.py --toy      # seconds, for the tests
     python benchmarks/trainer_step.py --backend cuda --peers --profile    # a minute on an H200
     python benchmarks/trainer_step.py --backend cuda --drafts             # each other draft
+    python benchmarks/trainer_step.py --backend cuda --shapes small       # small targets: does the host lead?
     python benchmarks/trainer_step.py --backend cuda --lengths            # one document, ever longer
 
-Every row is a process of its own, so that its peak memory is its own. Rows of ``--drafts`` and ``--lengths`` share
-one, because an accelerator's peak can be reset. The command itself does not import torch.
+Every row is a process of its own, so that its peak memory is its own. Rows of ``--drafts``, ``--shapes`` and
+``--lengths`` share one, because an accelerator's peak can be reset. The command itself does not import torch.
 Exit code 1: a limit in ``checks`` was missed.
 """
 
@@ -27,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 from draft_shapes import DRAFTS, LENGTHS, document_cases
 from measure import growth, line, machine, versions
 from peer_shapes import SHAPES, TARGET, compared
+from small_shapes import SHAPES as SMALL_SHAPES
+from small_shapes import SMALL, limits
 
 from spec_processes import collect_rarely
 from spec_trainer.configuration import read_configuration
@@ -74,6 +77,10 @@ class Case:
     backend: str = "cpu"
     hidden_size: int = 256
     head_dim: int = 64
+    num_heads: int | None = None
+    """Query heads of the target; None: as many as its width holds."""
+    num_kv_heads: int | None = None
+    """Key-value heads of the target; None: a fourth of its query heads."""
     vocab_size: int = 8192
     draft_vocab_size: int = 4096
     num_steps: int = 5
@@ -194,6 +201,10 @@ def main() -> int:
         document["drafts"] = dict(zip(DRAFTS, runner.together(cases), strict=True))
         print(json.dumps(document, indent=2))
         return 0
+    if options.shapes:
+        cases = [replace(case, **shape | (TOY if options.toy else {})) for shape in SMALL_SHAPES.values()]
+        document["small"] = dict(zip(SMALL_SHAPES, runner.together(cases), strict=True))
+        return _print(document, limits(document["small"]))
     if options.lengths is not None:
         lengths = tuple(options.lengths) or ((16, 32) if options.toy else LENGTHS)
         series = document_cases(lengths).items()
@@ -207,10 +218,17 @@ def main() -> int:
         document["dense"] = runner.compare(case)
     axes = [(axis, sizes) for axis, sizes in _axes(options.toy).items() if axis in options.parts]
     document["scaling"] = {axis: runner.scale(case, axis, sizes) for axis, sizes in axes}
-    document["checks"] = checks = _checks(document, slopes=not options.toy)
     document["seconds"] = round(time.monotonic() - started, 1)
+    return _print(document, _limits(document, slopes=not options.toy))
+
+
+def _print(document: dict[str, Any], found: list[tuple[str, float, float]]) -> int:
+    """Print the document with each limit beside its value; return 1 if a limit was missed."""
+    document["checks"] = [
+        {"check": name, "value": value, "limit": limit, "ok": value <= limit} for name, value, limit in found
+    ]
     print(json.dumps(document, indent=2))
-    return 0 if all(check["ok"] for check in checks) else 1
+    return 0 if all(check["ok"] for check in document["checks"]) else 1
 
 
 def _axes(toy: bool) -> dict[str, tuple[int, ...]]:
@@ -219,17 +237,15 @@ def _axes(toy: bool) -> dict[str, tuple[int, ...]]:
     return {"tokens": (512, 1024, 2048, 4096), "sequences": (1, 2, 4, 8), "num_steps": (1, 3, 5, 7)}
 
 
-def _checks(document: dict[str, Any], slopes: bool) -> list[dict[str, Any]]:
-    """Return each limit beside its value; without slopes at toy shapes, which are all overhead."""
+def _limits(document: dict[str, Any], slopes: bool) -> list[tuple[str, float, float]]:
+    """Return each limit and its value; without slopes at toy shapes, which are all overhead."""
     found: list[tuple[str, float, float]] = []
     if "dense" in document:
         found.append(("loss difference from dense", document["dense"]["loss_difference"], LOSS_LIMIT))
     for axis, part in document["scaling"].items() if slopes else ():
         found.append((f"time exponent over {axis}", part["exponents"]["cpu_ms"], TIME_LIMITS[axis]))
         found.append((f"memory exponent over {axis}", part["exponents"]["step_mib"], MEMORY_LIMIT))
-    return [
-        {"check": name, "value": value, "limit": limit, "ok": value <= limit} for name, value, limit in found
-    ]
+    return found
 
 
 def _grown(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -282,6 +298,9 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--drafts", action="store_true", help="a step of each other draft instead")
     parser.add_argument(
+        "--shapes", choices=["small"], help="a step of each draft at shapes of small targets instead"
+    )
+    parser.add_argument(
         "--lengths",
         type=int,
         nargs="*",
@@ -300,12 +319,12 @@ def _parse() -> argparse.Namespace:
         if isinstance(default, bool):
             parser.add_argument(flag, action="store_true", default=None)
             continue
-        kind = float if default is None else type(default)
+        kind = int if name.startswith("num_") else float if default is None else type(default)
         parser.add_argument(flag, type=kind, help=f"default {default}; toy {TOY.get(name, default)}")
     options = parser.parse_args()
     plain = {"dtype": "float32", "backend": "cpu", "draft": "eagle3", "passes": 1}
     dense_runs = all(getattr(options, name) in (None, value) for name, value in plain.items())
-    tables = options.peers or options.drafts or options.lengths is not None
+    tables = options.peers or options.drafts or options.shapes or options.lengths is not None
     if "dense" in options.parts and not dense_runs and not tables:
         parser.error(
             "the dense implementation is of eagle3, in float32 on the cpu, in one pass; leave it out with --parts"
@@ -322,7 +341,7 @@ def _case(options: argparse.Namespace) -> Case:
     given = {name: getattr(options, name, None) for name in asdict(Case())}
     given["options"] = tuple(options.options) if options.options else None
     tables = options.peers or options.drafts or options.lengths is not None
-    preset = TARGET if tables else {}
+    preset = SMALL if options.shapes else TARGET if tables else {}
     return Case(
         **(preset | (TOY if options.toy else {}))
         | {name: value for name, value in given.items() if value is not None}

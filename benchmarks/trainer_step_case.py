@@ -115,6 +115,7 @@ def _measure(case: Case, backend: Backend) -> dict[str, Any]:
     shape = {name: getattr(case, name) for name in ("tokens", "sequences", "passes", "num_steps")}
     memory = {"peak_mib": peak - imported, "step_mib": peak - ready}
     rates = _rates(problem, timing["wall_ms"])
+    work = {} if device.type == "cpu" else _device_work(kernel_table(run, device), timing["wall_ms"])
     profile = (
         {"profile": kernel_table(run, device), "host_waits": host_waits(run, device)} if case.profile else {}
     )
@@ -125,9 +126,19 @@ def _measure(case: Case, backend: Backend) -> dict[str, Any]:
         **timing,
         **memory,
         **rates,
+        **work,
         "bare_tflops": bare_tflops(device, getattr(torch, case.dtype), min(8192, 4 * case.hidden_size)),
         **profile,
         "losses": losses,
+    }
+
+
+def _device_work(table: dict[str, Any], wall_ms: float) -> dict[str, float]:
+    """Return the time of a step's kernels, their number, and the ratio of the step's time to theirs."""
+    return {
+        "kernel_ms": table["total_ms"],
+        "launches": table["calls"],
+        "wall_over_kernels": wall_ms / table["total_ms"],
     }
 
 
@@ -177,7 +188,7 @@ def make_problem(case: Case, device: torch.device, target: TargetSpec | None = N
 
 def make_target(case: Case) -> TargetSpec:
     """Return a target in proportions of Qwen3-8B: four queries per key head, an MLP of three times the width."""
-    heads = case.hidden_size // case.head_dim
+    heads = case.num_heads or case.hidden_size // case.head_dim
     return TargetSpec(
         folder=Path("target"),
         architecture="LlamaForCausalLM",
@@ -187,7 +198,7 @@ def make_target(case: Case) -> TargetSpec:
         hidden_size=case.hidden_size,
         intermediate_size=3 * case.hidden_size,
         num_heads=heads,
-        num_kv_heads=max(1, heads // 4),
+        num_kv_heads=case.num_kv_heads or max(1, heads // 4),
         head_dim=case.head_dim,
         vocab_size=case.vocab_size,
         max_positions=case.tokens,

@@ -161,12 +161,13 @@ def test_ttt_attention(dtype, heads, kv_heads, width, value_width, num_keys):
     tokens = 21
     q, grad_q = (draw(tokens, heads, width, dtype=dtype) for _ in range(2))
     out, grad_out = (draw(tokens, heads, value_width, dtype=dtype) for _ in range(2))
+    # Of a buffer with more rows, as in a step whose rows are some of those of an earlier step.
     keys, values = (
-        [draw(tokens, kv_heads, size, dtype=dtype) for _ in range(num_keys)] for size in (width, value_width)
+        draw(num_keys, tokens + 3, kv_heads, size, dtype=dtype)[:, :tokens] for size in (width, value_width)
     )
     lse = torch.randn(tokens, heads, device=DEVICE)
-    wide = [[tensor.double() for tensor in part] for part in ((q, out, grad_out, grad_q), keys, values)]
-    (wide_q, wide_out, wide_grad, wide_grad_q), wide_keys, wide_values = wide
+    wide = [tensor.double() for tensor in (q, out, grad_out, grad_q, keys, values)]
+    wide_q, wide_out, wide_grad, wide_grad_q, wide_keys, wide_values = wide
     expected = ttt_attention(wide_q, (wide_out, lse.double()), wide_keys, wide_values)
     merged = KERNELS["ttt_attention"](q, (out, lse), keys, values)
     for got, reference in zip(merged, expected, strict=True):
@@ -174,9 +175,7 @@ def test_ttt_attention(dtype, heads, kv_heads, width, value_width, num_keys):
     saved = wide_q, merged[0].double(), merged[1].double()
     expected = ttt_attention_backward(wide_grad, saved, wide_keys, wide_values, wide_grad_q)
     got = KERNELS["ttt_attention_backward"](grad_out, (q, *merged), keys, values, grad_q)
-    for actual, reference in zip(
-        [got[0], *got[1], *got[2]], [expected[0], *expected[1], *expected[2]], strict=True
-    ):
+    for actual, reference in zip(got, expected, strict=True):
         assert_near(actual, reference)
 
 

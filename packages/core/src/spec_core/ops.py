@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK_BYTES = 4 << 20
-"""Smallest limit for the bytes of a chunk's logits. A step reads and writes the logits about ten times, so on
-a CPU they should fit in the cache (chunks of 64 MiB take a quarter longer). For large targets the head's size
-is the limit."""
+"""Smallest limit for the bytes of a chunk's logits on a CPU. A step reads and writes the logits about ten times, so
+they should fit in the cache (chunks of 64 MiB take a quarter longer)."""
+DEVICE_CHUNK_BYTES = 1 << 30
+"""Smallest limit on an accelerator. The host starts some dozens of operations for each chunk, so chunks must be large
+enough for the device to compute longer than that takes."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ class VocabularyOps(ABC):
 
     @property
     def chunk_bytes(self) -> int:
-        """Largest number of bytes of a chunk's logits (O5): the head's size, or CHUNK_BYTES if that is more."""
+        """Limit for the bytes of a chunk's logits (O5): the head's size, or the smallest limit if that is more."""
         head_VH = self.head_VH
         head_bytes = self.shard_rows * head_VH.shape[1] * head_VH.element_size()
-        return max(CHUNK_BYTES, head_bytes)
+        return max(CHUNK_BYTES if head_VH.is_cpu else DEVICE_CHUNK_BYTES, head_bytes)
 
     @abstractmethod
     def embed(self, input_ids: Tensor) -> Tensor:

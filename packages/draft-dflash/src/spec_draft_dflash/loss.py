@@ -46,11 +46,14 @@ class BlockLoss:
         self, states_ASH: Tensor, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
     ) -> StepOutput:
         """Return loss and metrics of the blocks' states, divided by the global batch's ``denominators``."""
-        totals = _BlockSums(self, states_ASH, batch, denominators)
+        metrics = GuessMetrics(
+            guesses, len(self.weight_S), ("accuracy", "slot_loss"), {"acceptance_length": "accuracy"}
+        )
+        totals = _BlockSums(self, states_ASH, batch, loss_scale(denominators, states_ASH), metrics)
         has_teacher = self.kind in SOFT_LOSSES
         with torch.no_grad():
-            for blocks, chunk in guesses.chunks(self.ops, len(self.weight_S), has_teacher=has_teacher):
-                totals.add(blocks, chunk)
+            for chunk in guesses.chunks(self.ops, len(self.weight_S), has_teacher=has_teacher):
+                totals.add(chunk)
         return totals.output()
 
     def targets(self, batch: DraftBatch, guesses: CountedGuesses) -> HardTargets | SoftTargets:
@@ -63,51 +66,45 @@ class BlockLoss:
         return HardTargets.of(batch.input_ids_T[guesses.label_R], self.ops, self.kernels)
 
     def weights(self, loss_R: Tensor, guesses: CountedGuesses) -> Tensor:
-        """Return the weights [A, S] of the S guesses of each of A blocks.
-
-        ``loss_R``: the losses of the R guesses that count in the loss. Any other guess has the weight 0.
-        """
-        num_guesses = len(self.weight_S)
-        counted_AS = guesses.table(torch.ones_like(loss_R), num_guesses)
+        """Return the weights [R] of the guesses that count in the loss, given their losses ``loss_R``."""
         if self.kind != "dpace":
-            return counted_AS * self.weight_S.to(loss_R)
+            return self.weight_S.to(loss_R)[guesses.guess_R]
         # D-PACE: P_k is the (smoothed) chance that slots 1 to k are accepted; slot k weighs what it can still add.
         accepted_R = (1 - self.alpha) * (-loss_R).exp() + self.alpha
-        reached_AS = guesses.table(accepted_R, num_guesses).cumprod(1)
-        return reached_AS.flip(1).cumsum(1).flip(1) * counted_AS
+        reached_AS = guesses.table(accepted_R, len(self.weight_S)).cumprod(1)
+        return reached_AS.flip(1).cumsum(1).flip(1)[guesses.block_R - guesses.first, guesses.guess_R]
 
 
 class _BlockSums:
     """Sums of one forward pass over all chunks: loss, metrics, and the states' gradient if it is enabled."""
 
-    def __init__(self, loss: BlockLoss, states_ASH: Tensor, batch: DraftBatch, denominators: Tensor) -> None:
-        self.rule, self.states_ASH, self.batch = loss, states_ASH, batch
-        self.scale = loss_scale(denominators, states_ASH)
-        values, lengths = ("accuracy", "slot_loss"), ("acceptance_length",)
-        self.metrics = GuessMetrics(self.scale, states_ASH.shape[1], values, lengths)
+    def __init__(
+        self, rule: BlockLoss, states_ASH: Tensor, batch: DraftBatch, scale: Tensor, metrics: GuessMetrics
+    ) -> None:
+        self.rule, self.states_ASH, self.batch, self.scale, self.metrics = (
+            rule,
+            states_ASH,
+            batch,
+            scale,
+            metrics,
+        )
         self.grad_ASH = torch.zeros_like(states_ASH) if torch.is_grad_enabled() else None
 
-    def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add the loss, metrics and gradients of one chunk of blocks.
-
-        ``blocks``: slice of the chunk's blocks. ``guesses``: the guesses in these blocks for which a loss is
-        computed.
-        """
-        place, ops = (guesses.block_R, guesses.guess_R), self.rule.ops
-        logits_RV = ops.head.forward(self.states_ASH[blocks][place])
+    def add(self, guesses: CountedGuesses) -> None:
+        """Add the loss, metrics and gradients of one chunk: the guesses of some blocks."""
+        ops, place_R = self.rule.ops, guesses.place_R
+        logits_RV = ops.head.forward(self.states_ASH[place_R])
         compared = self.rule.targets(self.batch, guesses).compare(logits_RV)
         correct_R = compared.best_R == self.batch.input_ids_T[guesses.label_R]
-        weight_R = self.rule.weights(compared.loss_R, guesses)[place] * self.scale
-        self.metrics.loss += (weight_R * compared.loss_R).sum()
-        self.metrics.add(guesses, accuracy=correct_R, slot_loss=compared.loss_R)
-        self.metrics.add_lengths(guesses, acceptance_length=correct_R)
+        weight_R = self.rule.weights(compared.loss_R, guesses) * self.scale
+        self.metrics.add(weight_R * compared.loss_R, accuracy=correct_R, slot_loss=compared.loss_R)
         if self.grad_ASH is not None:
             grad_RH = ops.head.backward(compared.gradient_(weight_R))
-            self.grad_ASH[blocks][place] = ops.reduce_sum(grad_RH)
+            self.grad_ASH[place_R] = ops.reduce_sum(grad_RH)
 
     def output(self) -> StepOutput:
         """Return loss and metrics, with the gradients attached to the loss."""
-        loss = self.metrics.loss
+        loss = self.metrics.loss(self.scale)
         if self.grad_ASH is not None:
             loss = with_gradients(loss, (self.grad_ASH,), (self.states_ASH,))
         return self.metrics.output(loss)

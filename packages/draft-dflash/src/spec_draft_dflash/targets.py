@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from spec_kit.block_drafting import teacher_of_guesses
-from spec_kit.drafting import ROW_LOSSES, LabelColumns, score, sharded_logsumexp_argmax
+from spec_kit.drafting import ROW_LOSSES, LabelColumns, Teacher, score, sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch
     from spec_draft_dflash.kernels import DFlashKernels
     from spec_kit.block_drafting import CountedGuesses
-    from spec_kit.drafting import DistilledLoss, Teacher
+    from spec_kit.drafting import DistilledLoss
 
 
 class Compared(NamedTuple):
@@ -88,7 +88,7 @@ class SoftTargets:
         kernels: DFlashKernels,
     ) -> Self:
         """Return the target's distributions for the guesses."""
-        return cls(teacher_of_guesses(guesses, batch, ops, kernels), loss, ops, kernels)
+        return cls(Teacher.whole(teacher_of_guesses(guesses, batch, ops, kernels)), loss, ops, kernels)
 
     def compare(self, logits_RV: Tensor) -> Compared:
         """Return each slot's arg-max, loss and gradient function."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from spec_kit.drafting import Distribution
 
 _VALUES = ("accuracy", "head_accuracy", "recall", "head_loss", "selector_loss")
-_LENGTHS = ("acceptance_length",)
+_LENGTHS = {"acceptance_length": "accuracy"}
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,11 @@ class SelectorLoss:
         self, inputs: SelectorInputs, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
     ) -> StepOutput:
         """Return loss and metrics of the blocks, divided by the global batch's ``denominators``."""
-        totals = _Sums(self, inputs, batch, denominators)
+        metrics = GuessMetrics(guesses, len(self.weight_S), _VALUES, _LENGTHS)
+        totals = _Sums(self, inputs, batch, loss_scale(denominators, inputs.states_ASH), metrics)
         with torch.no_grad():
-            for blocks, chunk in guesses.chunks(self.ops, len(self.weight_S)):
-                totals.add(blocks, chunk)
+            for chunk in guesses.chunks(self.ops, len(self.weight_S)):
+                totals.add(chunk)
         return totals.output()
 
 
@@ -115,48 +116,45 @@ class _Sums:
     """Sums of one forward pass over all chunks: loss, metrics, and gradients if they are enabled."""
 
     def __init__(
-        self, loss: SelectorLoss, inputs: SelectorInputs, batch: DraftBatch, denominators: Tensor
+        self,
+        rule: SelectorLoss,
+        inputs: SelectorInputs,
+        batch: DraftBatch,
+        scale: Tensor,
+        metrics: GuessMetrics,
     ) -> None:
-        self.rule, self.inputs, self.batch = loss, inputs, batch
-        self.scale = loss_scale(denominators, inputs.states_ASH)
-        self.metrics = GuessMetrics(self.scale, len(loss.weight_S), _VALUES, _LENGTHS)
+        self.rule, self.inputs, self.batch, self.scale, self.metrics = rule, inputs, batch, scale, metrics
         self.grads: tuple[Tensor, Tensor] | None = None
         self.chosen: list[tuple[Tensor, Tensor, Tensor]] = []
         """Candidates [R, C], derivatives with respect to their scores [R, C], and contexts [R, r] of each chunk."""
         if torch.is_grad_enabled():
             self.grads = torch.zeros_like(inputs.states_ASH), torch.zeros_like(inputs.context_ASr)
 
-    def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add the loss, metrics and gradients of one chunk of blocks.
-
-        ``blocks``: slice of the chunk's blocks. ``guesses``: the guesses in these blocks for which a loss is
-        computed.
-        """
-        index, options = (guesses.block_R, guesses.guess_R), self.rule.options
-        scored = self._score(blocks, guesses)
+    def add(self, guesses: CountedGuesses) -> None:
+        """Add the loss, metrics and gradients of one chunk: the guesses of some blocks."""
+        options, place_R = self.rule.options, guesses.place_R
+        scored = self._score(guesses)
         loss_R = scored.head_loss_R + options.selector_weight * scored.selector_loss_R
         weight_R = self.rule.weight_S.to(loss_R)[guesses.guess_R] * self.scale
         correct_R = scored.guess_R == scored.label_R
-        self.metrics.loss += (weight_R * loss_R).sum()
         self.metrics.add(
-            guesses,
+            weight_R * loss_R,
             accuracy=correct_R,
             head_accuracy=scored.best_R == scored.label_R,
             recall=scored.is_label_RC.any(1),
             head_loss=scored.head_loss_R,
             selector_loss=scored.selector_loss_R,
         )
-        self.metrics.add_lengths(guesses, acceptance_length=correct_R)
         if self.grads is not None:
-            self._add_gradients(blocks, index, scored, weight_R)
+            self._add_gradients(place_R, scored, weight_R)
 
-    def _score(self, blocks: slice, guesses: CountedGuesses) -> _Scored:
-        index, ops, kernels = (guesses.block_R, guesses.guess_R), self.rule.ops, self.rule.kernels
-        logits_RV = ops.head.forward(self.inputs.states_ASH[blocks][index])
+    def _score(self, guesses: CountedGuesses) -> _Scored:
+        place_R, ops, kernels = guesses.place_R, self.rule.ops, self.rule.kernels
+        logits_RV = ops.head.forward(self.inputs.states_ASH[place_R])
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
         head = logits_RV, log_sum_R
-        teacher = teacher_of_guesses(guesses, self.batch, ops, kernels).distribution
+        teacher = teacher_of_guesses(guesses, self.batch, ops, kernels)
         found = Candidates.of(logits_RV, ops, self.rule.shape)
         label_R = self.batch.input_ids_T[guesses.label_R]
         successor_RCr = self.inputs.successor_Vr[found.id_RC]
@@ -167,7 +165,7 @@ class _Sums:
             best_R=best_R,
             head_loss_R=self._head_loss(head, teacher, label_R),
             candidate_RC=found.id_RC,
-            score_RC=scores(found.logits_RC, self.inputs.context_ASr[blocks][index], successor_RCr),
+            score_RC=scores(found.logits_RC, self.inputs.context_ASr[place_R], successor_RCr),
             wanted_RC=self._wanted(teacher, label_R, found.id_RC),
         )
 
@@ -187,19 +185,17 @@ class _Sums:
         is_label_RC = (id_RC == label_R[:, None]).to(prob_RC)
         return options.soft_weight * prob_RC + options.ce_weight * is_label_RC
 
-    def _add_gradients(
-        self, blocks: slice, index: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor
-    ) -> None:
+    def _add_gradients(self, place_R: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor) -> None:
         """Add the gradients with respect to states, contexts and the table of candidates."""
         assert self.grads is not None
         grad_ASH, grad_ASr = self.grads
         grad_RC = self.rule.options.selector_weight * weight_R[:, None] * scored.selector_grad_RC
         grad_RV, ops = self._logits_gradient_(scored, weight_R, grad_RC), self.rule.ops
-        grad_ASH[blocks][index] = ops.reduce_sum(ops.head.backward(grad_RV))
+        grad_ASH[place_R] = ops.reduce_sum(ops.head.backward(grad_RV))
         grad_RC = grad_RC.to(grad_ASr.dtype)
         successor_RCr = self.inputs.successor_Vr[scored.candidate_RC]
-        grad_ASr[blocks][index] = (grad_RC[:, None] @ successor_RCr).squeeze(1)
-        self.chosen.append((scored.candidate_RC, grad_RC, self.inputs.context_ASr[blocks][index]))
+        grad_ASr[place_R] = (grad_RC[:, None] @ successor_RCr).squeeze(1)
+        self.chosen.append((scored.candidate_RC, grad_RC, self.inputs.context_ASr[place_R]))
 
     def _logits_gradient_(self, scored: _Scored, weight_R: Tensor, grad_RC: Tensor) -> Tensor:
         """Overwrite the logits with their gradient.
@@ -228,7 +224,7 @@ class _Sums:
 
     def output(self) -> StepOutput:
         """Return loss and metrics, with the gradients attached to the loss."""
-        loss = self.metrics.loss
+        loss = self.metrics.loss(self.scale)
         if self.grads is not None:
             loss = with_gradients(loss, (*self.grads, self._table_gradient()), self.inputs.tensors)
         return self.metrics.output(loss)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spec_kit.drafting import Distribution
 
 _VALUES = ("accuracy", "acceptance", "guess_loss", "confidence_loss")
-_LENGTHS = ("acceptance_length", "expected_length")
+_LENGTHS = {"acceptance_length": "accuracy", "expected_length": "acceptance"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +66,11 @@ class GuessLoss:
         self, inputs: HeadInputs, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
     ) -> StepOutput:
         """Return loss and metrics of the blocks, divided by the global batch's ``denominators``."""
-        totals = _Sums(self, inputs, batch, denominators)
+        metrics = GuessMetrics(guesses, len(self.weight_S), _VALUES, _LENGTHS)
+        totals = _Sums(self, inputs, batch, loss_scale(denominators, inputs.states_ASH), metrics)
         with torch.no_grad():
-            for blocks, chunk in guesses.chunks(self.ops, len(self.weight_S)):
-                totals.add(blocks, chunk)
+            for chunk in guesses.chunks(self.ops, len(self.weight_S)):
+                totals.add(chunk)
         return totals.output()
 
 
@@ -93,48 +94,40 @@ class _Scored:
 class _Sums:
     """Sums of one forward pass over all chunks: loss, metrics, and gradients if they are enabled."""
 
-    def __init__(self, loss: GuessLoss, inputs: HeadInputs, batch: DraftBatch, denominators: Tensor) -> None:
-        self.rule, self.inputs, self.batch = loss, inputs, batch
-        self.scale = loss_scale(denominators, inputs.states_ASH)
-        self.metrics = GuessMetrics(self.scale, len(loss.weight_S), _VALUES, _LENGTHS)
+    def __init__(
+        self, rule: GuessLoss, inputs: HeadInputs, batch: DraftBatch, scale: Tensor, metrics: GuessMetrics
+    ) -> None:
+        self.rule, self.inputs, self.batch, self.scale, self.metrics = rule, inputs, batch, scale, metrics
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
         if self.grads is not None:
             # Chunks are summed here, in float32 or wider.
             self.grads[2] = self.scale.new_zeros(inputs.bias_Vr.shape)
 
-    def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add the loss, metrics and gradients of one chunk of blocks.
-
-        ``blocks``: slice of the chunk's blocks. ``guesses``: the guesses in these blocks for which a loss is
-        computed.
-        """
-        index, options = (guesses.block_R, guesses.guess_R), self.rule.options
-        scored = self._score(blocks, guesses)
+    def add(self, guesses: CountedGuesses) -> None:
+        """Add the loss, metrics and gradients of one chunk: the guesses of some blocks."""
+        options, place_R = self.rule.options, guesses.place_R
+        scored = self._score(guesses)
         loss_R = options.ce_weight * scored.cross_R + options.l1_weight * (2 - 2 * scored.overlap_R)
         weight_R = self.rule.weight_S.to(loss_R)[guesses.guess_R] * self.scale
-        confidence_R = self._confidence_loss(blocks, index, scored.overlap_R, weight_R)
-        self.metrics.loss += (weight_R * (loss_R + options.confidence_weight * confidence_R)).sum()
+        confidence_R = self._confidence_loss(place_R, scored.overlap_R, weight_R)
         self.metrics.add(
-            guesses,
+            weight_R * (loss_R + options.confidence_weight * confidence_R),
             accuracy=scored.correct_R,
             acceptance=scored.overlap_R,
             guess_loss=loss_R,
             confidence_loss=confidence_R,
         )
-        self.metrics.add_lengths(
-            guesses, acceptance_length=scored.correct_R, expected_length=scored.overlap_R
-        )
         if self.grads is not None:
-            self._add_gradients(blocks, index, scored, weight_R)
+            self._add_gradients(place_R, scored, weight_R)
 
-    def _score(self, blocks: slice, guesses: CountedGuesses) -> _Scored:
-        index, ops, kernels = (guesses.block_R, guesses.guess_R), self.rule.ops, self.rule.kernels
-        logits_RV = ops.head.forward(self.inputs.states_ASH[blocks][index])
-        logits_RV.addmm_(self.inputs.bias_ASr[blocks][index], self.inputs.bias_Vr.T)
+    def _score(self, guesses: CountedGuesses) -> _Scored:
+        place_R, ops, kernels = guesses.place_R, self.rule.ops, self.rule.kernels
+        logits_RV = ops.head.forward(self.inputs.states_ASH[place_R])
+        logits_RV.addmm_(self.inputs.bias_ASr[place_R], self.inputs.bias_Vr.T)
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
         label_R = guesses.label_R
-        teacher = teacher_of_guesses(guesses, self.batch, ops, kernels).distribution
+        teacher = teacher_of_guesses(guesses, self.batch, ops, kernels)
         one_R = torch.ones_like(log_sum_R)
         terms = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher, one_R)
         overlap_R, below_R = (ops.reduce_sum(term.squeeze(1)) for term in terms[1:])
@@ -143,9 +136,7 @@ class _Sums:
         cross_R = log_sum_R - ops.reduce_sum(labels.logits(logits_RV, log_sum_R.dtype))
         return _Scored(logits_RV, log_sum_R, teacher, labels, best_R == id_R, cross_R, overlap_R, below_R)
 
-    def _confidence_loss(
-        self, blocks: slice, index: tuple[Tensor, Tensor], chance_R: Tensor, weight_R: Tensor
-    ) -> Tensor:
+    def _confidence_loss(self, place_R: tuple[Tensor, Tensor], chance_R: Tensor, weight_R: Tensor) -> Tensor:
         """Return the confidence head's cross-entropy for each guess [R]; zeros if the draft has no such head.
 
         If gradients are enabled, store in ``self.grads`` the gradient with respect to the head's logits.
@@ -153,22 +144,20 @@ class _Sums:
         """
         if self.inputs.confidence_AS is None:
             return torch.zeros_like(chance_R)
-        logit_R = self.inputs.confidence_AS[blocks][index].to(chance_R)
+        logit_R = self.inputs.confidence_AS[place_R].to(chance_R)
         if self.grads is not None:
             slope_R = weight_R * self.rule.options.confidence_weight * (logit_R.sigmoid() - chance_R)
-            self.grads[3][blocks][index] = slope_R.to(self.grads[3].dtype)
+            self.grads[3][place_R] = slope_R.to(self.grads[3].dtype)
         return F.binary_cross_entropy_with_logits(logit_R, chance_R, reduction="none")
 
-    def _add_gradients(
-        self, blocks: slice, index: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor
-    ) -> None:
+    def _add_gradients(self, place_R: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor) -> None:
         """Add the gradients of cross-entropy and L1 distance with respect to states, bias vectors and W2."""
         assert self.grads is not None
         grad_RV, ops = self._gradient_(scored, weight_R), self.rule.ops
         grad_ASH, grad_ASr, grad_Vr, *_ = self.grads
-        grad_ASH[blocks][index] = ops.reduce_sum(ops.head.backward(grad_RV))
-        grad_ASr[blocks][index] = ops.reduce_sum(grad_RV @ self.inputs.bias_Vr)
-        grad_Vr += grad_RV.T @ self.inputs.bias_ASr[blocks][index]
+        grad_ASH[place_R] = ops.reduce_sum(ops.head.backward(grad_RV))
+        grad_ASr[place_R] = ops.reduce_sum(grad_RV @ self.inputs.bias_Vr)
+        grad_Vr += grad_RV.T @ self.inputs.bias_ASr[place_R]
 
     def _gradient_(self, scored: _Scored, weight_R: Tensor) -> Tensor:
         """Overwrite the logits with their gradient.
@@ -196,7 +185,7 @@ class _Sums:
 
     def output(self) -> StepOutput:
         """Return loss and metrics, with the gradients attached to the loss."""
-        loss = self.metrics.loss
+        loss = self.metrics.loss(self.scale)
         if self.grads is not None:
             loss = with_gradients(loss, self.grads, self.inputs.tensors)
         return self.metrics.output(loss)

@@ -16,10 +16,11 @@ from spec_kit.chain_drafting import (
     HeadLoss,
     InputTokens,
     NeededRows,
+    Places,
     SupervisedRows,
+    UnrolledAttention,
     step_weights,
     take_rows,
-    unrolled_attention,
 )
 from spec_kit.drafting import ContextRows, LatentAttention, Mlp, Rope, checkpointed, linear
 
@@ -80,7 +81,8 @@ class Eagle3Layer(nn.Module):
         normed_TH, width = norm(hidden_TH), len(self.self_attn.input_projections[0].weight)
         if row_N is None:
             projected = self._linear(normed_TH, weight, embedded)
-            return projected[:, :width], projected[:, width:]
+            queries, keys_values = projected.split([width, len(weight) - width], dim=1)
+            return queries, keys_values
         added = (None, None) if embedded is None else (embedded[:, :width], embedded[:, width:])
         added_NQ = None if added[0] is None else take_rows(added[0], row_N)
         queries = self._linear(take_rows(normed_TH, row_N), weight[:width], added_NQ)
@@ -108,12 +110,12 @@ class _Rows:
     local_N: Tensor | None
     """int64: index of each query's row among the rows of ``own``; None means that each row of ``own`` has a
     query."""
-    is_first: bool
-    """Whether this is step 0, which computes keys and values of every row."""
+    step: int
+    """Number of the unrolled step; step 0 computes keys and values of every row."""
 
 
 class _UnrolledLayer:
-    """Runs one layer for each unrolled step, and stores the keys and values of all steps so far."""
+    """Runs one layer for each unrolled step."""
 
     def __init__(self, model: Eagle3Model, layer: Eagle3Layer, weight: Tensor, bounds: Bounds) -> None:
         """Start before the first step.
@@ -121,9 +123,8 @@ class _UnrolledLayer:
         ``weight``: the stacked weights of the input projections of the hidden state. ``bounds``: first row of
         each document, and the row after its last row.
         """
-        self._model, self._layer, self._weight, self._bounds = model, layer, weight, bounds
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._model, self._layer, self._weight = model, layer, weight
+        self._attention = UnrolledAttention(model.kernels, bounds, model.config.num_steps)
 
     def step(self, hidden_RH: Tensor, embedded: Tensor | None, rows: _Rows) -> Tensor:
         """Return the layer's output of the next step, [N, H]: one row for each query.
@@ -132,21 +133,19 @@ class _UnrolledLayer:
         """
         # A local function: as an attribute it would make a cycle, whose tensors are freed late.
         advance = checkpointed(self._compute, enabled=self._model.config.checkpoint_activations)
-        hidden_NH, k, v = advance(rows, hidden_RH, embedded, *self._keys, *self._values)
-        self._keys.append(k)
-        self._values.append(v)
+        hidden_NH, k, v = advance(rows, hidden_RH, embedded, *self._attention.past)
+        self._attention.keep(k, v)
         return hidden_NH
 
     def _compute(
         self, rows: _Rows, hidden_RH: Tensor, embedded: Tensor | None, *past: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the step's output, keys and values. ``past``: previous steps' keys, then their values."""
-        layer, kernels = self._layer, self._model.kernels
-        attention, rotate = layer.self_attn, kernels.rotate
+        """Return the step's output, keys and values. ``past``: see ``UnrolledAttention``."""
+        layer, attention, rotate = self._layer, self._layer.self_attn, self._model.kernels.rotate
         if embedded is not None:
             index = rows.token_N
             embedded = embedded[index] if isinstance(index, slice) else take_rows(embedded, index)
-        local_N = rows.local_N if rows.is_first else None
+        local_N = rows.local_N if rows.step == 0 else None
         projected = layer.project(hidden_RH, self._weight, embedded, local_N)
         if local_N is not None:
             hidden_RH = self._model.select(hidden_RH, local_N)
@@ -154,15 +153,10 @@ class _UnrolledLayer:
         k, v = attention.keys_values(projected[1], lambda heads: rotate(heads, rows.angles))
         if self._model.config.checkpoint_activations:
             v = v.contiguous()  # a view would keep the whole product in memory
-        if rows.is_first:
+        if rows.step == 0:
             k, v = rows.own.gather(k, v)
-        steps = len(past) // 2
-        keys, values = (
-            [first, *(part[: len(q)] for part in later)]
-            for first, *later in ((*past[:steps], k), (*past[steps:], v))
-        )
-        indices = rows.index_N, rows.own, rows.local_N
-        attended = unrolled_attention(kernels, q, keys, values, self._bounds, *indices)
+        places = Places(rows.index_N, rows.own, rows.local_N)
+        attended = self._attention.attend(rows.step, (q, k, v), past, places)
         return layer.finish(hidden_RH, attended), k, v
 
 
@@ -226,7 +220,9 @@ class Eagle3Model(nn.Module):
 
     def local_ids(self, ops: VocabularyOps) -> Tensor:
         """Return the token ids of this rank's rows of the head; the ids lie in ``ops.vocab_range``."""
-        ids_V, (first, _) = self.ids_V, ops.vocab_range
+        ids_V, (first, stop) = self.ids_V, ops.vocab_range
+        if stop - first == self.shape.target_vocab_size:
+            return ids_V
         rows = torch.arange(len(self.lm_head.weight), device=ids_V.device)
         return ids_V[(ids_V < first).sum() + rows]
 
@@ -268,12 +264,13 @@ class Eagle3Model(nn.Module):
         unrolled = [_UnrolledLayer(self, *each, bounds) for each in zip(layers, weights, strict=True)]
         hidden = self.fuse(own.take(batch.hidden_TNH)[:, self.fused])
         needed = NeededRows.of(batch, steps, own)  # on the CPU, while a device computes the lines above
+        angles_of = self.rope.angles_of_steps(needed.take(batch.position_T), steps, hidden.dtype)
         states: list[Tensor] = []
         for step in range(steps):
             row_N, local_N = needed.of_step(step)
-            position_N = batch.position_T if row_N is None else batch.position_T[row_N]
-            angles_N = angles = self.rope.angles(position_N + step, hidden.dtype)
-            if step == 0:
+            cos_N, sin_N = (part[: needed.counts[step]] for part in angles_of[step])
+            angles_N = angles = cos_N, sin_N
+            if step == 0 and not needed.are_all:
                 angles = self.rope.angles(own.take(batch.position_T), hidden.dtype)
             elif row_N is not None:
                 hidden = self.select(hidden, slice(len(row_N)))
@@ -288,7 +285,7 @@ class Eagle3Model(nn.Module):
                     token_N=token_N,
                     own=own,
                     local_N=local_N if step > 0 or narrows else None,
-                    is_first=step == 0,
+                    step=step,
                 )
                 hidden = over_steps.step(hidden, tokens if layer is self.midlayer else None, rows)
             hidden, normed = self.output(hidden)

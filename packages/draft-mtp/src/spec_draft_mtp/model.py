@@ -17,10 +17,11 @@ from spec_kit.chain_drafting import (
     HeadLoss,
     InputTokens,
     NeededRows,
+    Places,
     SupervisedRows,
+    UnrolledAttention,
     step_weights,
     take_rows,
-    unrolled_attention,
 )
 from spec_kit.drafting import INIT_STD, ContextRows, Rope, checkpointed
 
@@ -63,13 +64,15 @@ class _Rows:
     token_K: Tensor | slice
     """Index of each row's input token among the embedded tokens."""
     position_K: Tensor
+    angles: tuple[Tensor, Tensor]
+    """Rotary angles of each row."""
     own: ContextRows
     """The rows that this rank computes in step 0, all of which have a key."""
     local_N: Tensor | None
     """int64: index of each query's row among the rows of ``own``; None means that each row of ``own`` has a
     query."""
-    bounds: list[tuple[int, int]]
-    """First row of each document, and the row after its last row."""
+    step: int
+    """Number of the unrolled step."""
 
 
 class MtpModel(nn.Module):
@@ -114,43 +117,39 @@ class MtpModel(nn.Module):
         inputs = InputTokens.of(batch, own, steps)
         embedded = inputs.padded(ops.embed(inputs.ids_U))
         bounds = [(span.start, span.stop) for span in batch.spans]
-        states, keys, values = (
-            [self.first_state(own.take(batch.hidden_TNH))],
-            list[torch.Tensor](),
-            list[torch.Tensor](),
-        )
+        states = [self.first_state(own.take(batch.hidden_TNH))]
+        attention = UnrolledAttention(self.kernels, bounds, steps)
         needed = NeededRows.of(batch, steps, own)
+        position_N = needed.take(batch.position_T)
+        angles_of = self.rope.angles_of_steps(position_N, steps, states[0].dtype)
         advance = checkpointed(self._advance, enabled=self.config.checkpoint_activations)
         for step in range(steps):
             row_N, local_N = needed.of_step(step)
             token_K = inputs.indices(row_N, step) if step > 0 else inputs.first
-            position_K = own.take(batch.position_T) if step == 0 or row_N is None else batch.position_T[row_N]
-            rows = _Rows(row_N, token_K, position_K + step, own, local_N, bounds)
-            state_NH, k, v = advance(rows, embedded, states[-1], *keys, *values)
+            position_K, angles = position_N[: needed.counts[step]] + step, angles_of[step]
+            if step == 0 and not needed.are_all:
+                position_K = own.take(batch.position_T)
+                angles = self.rope.angles(position_K, states[0].dtype)
+            angles = angles[0][: len(position_K)], angles[1][: len(position_K)]
+            rows = _Rows(row_N, token_K, position_K, angles, own, local_N, step)
+            state_NH, k, v = advance(rows, attention, embedded, states[-1], *attention.past)
             states.append(state_NH)
-            keys.append(k)
-            values.append(v)
+            attention.keep(k, v)
         return states[1:], needed
 
     def _advance(
-        self, rows: _Rows, embedded: Tensor, state: Tensor, *past: Tensor
+        self, rows: _Rows, attention: UnrolledAttention, embedded: Tensor, state: Tensor, *past: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a step's output, keys and values. ``past``: previous steps' keys, then their values."""
+        """Return a step's output, keys and values. ``past``: see ``UnrolledAttention``."""
         layer, position_K = self.mtp.layer, rows.position_K
         x_KH = self.mtp.join(embedded[rows.token_K], state[: len(position_K)], position_K)
-        angles = self.rope.angles(position_K, x_KH.dtype)
-        q, k, v, *rest = layer.qkv(x_KH, lambda heads: self.kernels.rotate(heads, angles))
-        if not past:
+        q, k, v, *rest = layer.qkv(x_KH, lambda heads: self.kernels.rotate(heads, rows.angles))
+        if rows.step == 0:
             k, v = rows.own.gather(k, v)
             if rows.local_N is not None:
                 q, x_KH, *rest = (take_rows(part, rows.local_N) for part in (q, x_KH, *rest))
-        steps = len(past) // 2
-        keys, values = (
-            [first, *(part[: len(q)] for part in later)]
-            for first, *later in ((*past[:steps], k), (*past[steps:], v))
-        )
-        indices = rows.index_N, rows.own, rows.local_N
-        attended = unrolled_attention(self.kernels, q, keys, values, rows.bounds, *indices)
+        places = Places(rows.index_N, rows.own, rows.local_N)
+        attended = attention.attend(rows.step, (q, k, v), past, places)
         return self.mtp.norm(layer.finish(x_KH, attended, *rest)), k, v
 
     def first_state(self, hidden_TNH: Tensor) -> Tensor:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule
 
     from spec_core import ContextGroup, StateFolder, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput
+    from spec_strategy_fsdp.sharded_module import ShardedModule
+    from spec_strategy_fsdp.whole_module import WholeModule
 
 _MODEL = "model."
 
@@ -42,7 +42,7 @@ class FsdpStrategy(Strategy):
     """FSDP2 over all trainer processes, or over the processes of each replica of the draft.
 
     Parameters are stored as float32 shards. FSDP2 casts them to the compute dtype when it gathers them, and reduces
-    and accumulates gradients in float32.
+    and accumulates gradients in float32. A single process does the same without FSDP2 (``WholeModule``).
     """
 
     name: ClassVar[str] = "fsdp"
@@ -51,12 +51,9 @@ class FsdpStrategy(Strategy):
     Config: ClassVar[type[StrategyConfig]] = FsdpConfig
 
     config: FsdpConfig
-    _mesh: DeviceMesh
-    """Mesh with one axis, the shards, or with two axes: replicas × shards."""
     _everyone: ProcessGroup
     _context: ContextGroup | None
-    _module: FSDPModule
-    _trained: dict[str, nn.Parameter]
+    _module: ShardedModule | WholeModule
     _optimizer: torch.optim.Optimizer
 
     @classmethod
@@ -96,42 +93,25 @@ class FsdpStrategy(Strategy):
         """Shard the module over the processes of a replica and build its optimizer."""
         import torch
         import torch.distributed as dist
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        _register_step_output()
+        from spec_strategy_fsdp.sharded_module import ShardedModule
+        from spec_strategy_fsdp.whole_module import WholeModule
+
         everyone = dist.group.WORLD
         assert everyone is not None
-        world_size = dist.get_world_size()
-        replicas = self.config.replicate
-        shape, axes = (world_size,), ("shard",)
-        if replicas > 1:
-            shape, axes = (replicas, world_size // replicas), ("replicate", "shard")
-        self._mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=axes)
+        world_size, dtype = dist.get_world_size(), getattr(torch, self.settings.dtype)
         self._everyone = everyone
         self._context = self._context_group(world_size)
-        policy = MixedPrecisionPolicy(
-            param_dtype=getattr(torch, self.settings.dtype),
-            reduce_dtype=torch.float32,
-            cast_forward_inputs=False,
-        )
         module.to(self.device)
-        # One rank need not reshard after the forward pass: the cast weights serve the backward pass, too.
-        reshard = False if self._mesh.size(-1) == 1 else None
-        for block in [*map(module.get_submodule, hints.blocks), module]:
-            sharded = fully_shard(block, mesh=self._mesh, mp_policy=policy, reshard_after_forward=reshard)
-            if world_size > 1:
-                # On one rank, the sum is the gradient itself, and a division by 1 would cost a pass over it.
-                # A rank's loss is its share of the global loss, so gradients are summed, not averaged.
-                sharded.set_gradient_divide_factor(1.0)
-                sharded.set_force_sum_reduction_for_comms(True)
-        self._module = module
-        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if world_size == 1:
+            self._module = WholeModule(module, dtype)
+        else:
+            self._module = ShardedModule(module, hints, self.config.replicate, dtype)
         weights = [
             TrainedWeight(
                 name=name, values=value, shape=tuple(value.shape), is_vocabulary=hints.is_vocabulary(name)
             )
-            for name, value in self._trained.items()
+            for name, value in self._module.trained.items()
         ]
         self._optimizer = self.optimizer.build(weights, self._map_whole)
 
@@ -151,13 +131,16 @@ class FsdpStrategy(Strategy):
 
         denominators = to_device_async(denominators, self.device)
         outputs: list[StepOutput] = []
+        self._module.begin()
         for index, batch in enumerate(micro_batches):
-            # Gradients stay local until the last micro-batch: one reduce-scatter, and one all-reduce over replicas.
-            self._module.set_requires_gradient_sync(index == len(micro_batches) - 1)
-            output: StepOutput = self._module(self._divided(batch), denominators, ops)
-            output.loss.backward()
+            is_last = index == len(micro_batches) - 1
+            output = self._module.forward(self._divided(batch), denominators, ops, reduces=is_last)
+            # In this thread, because another thread would have to take Python's lock for each function in Python.
+            with torch.autograd.set_multithreading_enabled(False):
+                output.loss.backward()
+            self._module.end_pass()
             outputs.append(output.detached())
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self.settings.clip)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._module.trained.values(), self.settings.clip)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
@@ -169,15 +152,14 @@ class FsdpStrategy(Strategy):
     ) -> StepOutput:
         """Return the output of forward passes without backward passes, summed over processes."""
         import torch
-        from torch.distributed.fsdp import FSDPModule
 
         denominators = to_device_async(denominators, self.device)
+        self._module.begin()
         with torch.no_grad():
-            outputs = [self._module(self._divided(batch), denominators, ops) for batch in micro_batches]
-        # Without a backward pass, modules stay gathered, and their parameters are not the optimizer's parameters.
-        for part in self._module.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()
+            outputs = [
+                self._module.forward(self._divided(batch), denominators, ops) for batch in micro_batches
+            ]
+        self._module.end_evaluation()
         return self._sum_over_ranks(outputs)
 
     def full_weights(self) -> dict[str, Tensor]:
@@ -228,7 +210,7 @@ class FsdpStrategy(Strategy):
         model = {f"{_MODEL}{name}": value for name, value in self._module.state_dict().items()}
         optimizer = {
             f"optimizer.{name}.{key}": value
-            for name, parameter in self._trained.items()
+            for name, parameter in self._module.trained.items()
             for key, value in self._optimizer.state[parameter].items()
         }
         return model | optimizer
@@ -241,19 +223,16 @@ class FsdpStrategy(Strategy):
         The ranks of all replicas divide the tensors among themselves. ``parts``: weight name → this rank's
         shard.
         """
-        from torch.distributed.tensor import distribute_tensor
-
         from spec_kit.sharding import Parts, map_dealt
 
-        def cut(name: str, whole: Tensor) -> Tensor:
-            placements = self._trained[name].placements
-            return distribute_tensor(whole, self._mesh, placements, src_data_rank=None)
-
-        held = Parts(gather=lambda _, part: _full(part), cut=cut, group=self._everyone)
+        if self._module.is_whole:
+            return {name: function(part) for name, part in parts.items()}
+        held = Parts(gather=lambda _, part: _full(part), cut=self._module.cut, group=self._everyone)
         return map_dealt(function, parts, held)
 
     def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:
-        return reduce(add, outputs).combined(self._sum)
+        total = reduce(add, outputs)
+        return total if self._module.is_whole else total.combined(self._sum)
 
     def _sum(self, values: Tensor) -> Tensor:
         """Return the sum of ``values`` over ranks, which each rank computes in rank order.
@@ -262,7 +241,7 @@ class FsdpStrategy(Strategy):
         """
         import torch.distributed as dist
 
-        everyones = values.new_empty(self._mesh.size() * values.numel())
+        everyones = values.new_empty(dist.get_world_size(self._everyone) * values.numel())
         # torch 2.13 has renamed the function, and warns about the old name.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         gather(everyones, values, group=self._everyone)
@@ -275,16 +254,6 @@ def _new_group(ranks: range) -> ProcessGroup:
 
     group: Any = dist.new_group(list(ranks))  # not a group if this process is not a member
     return group
-
-
-def _register_step_output() -> None:
-    """Register StepOutput as a pytree, because FSDP2 attaches backward hooks to tensors of pytrees only."""
-    from torch.utils import _pytree
-
-    from spec_core.records import StepOutput
-
-    if StepOutput not in _pytree.SUPPORTED_NODES:
-        _pytree.register_dataclass(StepOutput)
 
 
 def _full(value: Tensor) -> Tensor:

@@ -37,6 +37,11 @@ class BlockPositions(Protocol):
         """
         ...
 
+    @property
+    def derived(self) -> dict[object, tuple[Tensor, Tensor]]:
+        """Return a dictionary for tensors that are computed from the positions, and that all layers share."""
+        ...
+
 
 class Tiling(NamedTuple):
     """Tile sizes and launch options of a kernel.
@@ -96,35 +101,35 @@ def fused_block_attention(
     window: int | None,
 ) -> Tensor:
     """Return the blocks' attention to their context and themselves; arguments as in the plain version."""
-    return _BlockAttention.apply(window, layout.on_device, q, *context, *own)
+    return _BlockAttention.apply(window, layout, q, *context, *own)
 
 
 class _BlockAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, window: int | None, bounds: tuple[Tensor, Tensor], *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, window: int | None, layout: BlockPositions, *tensors: Tensor) -> Tensor:
         q, *keys_values = (tensor.contiguous() for tensor in tensors)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         tiling = _tilings(q, keys_values[0]).forward
         shape = _shape(tiling, q, keys_values[0], window)
-        blocks_forward[_grid(shape)](q, *keys_values, out, lse, *bounds, **shape, **tiling.options)
-        ctx.window = window
-        ctx.save_for_backward(*bounds, q, *keys_values, out, lse)
+        blocks_forward[_grid(shape)](q, *keys_values, out, lse, *layout.on_device, **shape, **tiling.options)
+        ctx.window, ctx.layout = window, layout
+        ctx.save_for_backward(q, *keys_values, out, lse)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        anchor, start, q, key, value, own_key, own_value, out, lse = ctx.saved_tensors
+        q, key, value, own_key, own_value, out, lse = ctx.saved_tensors
         tiling, grad_out = _tilings(q, key).own_backward, grad_out.contiguous()
         shape = _shape(tiling, q, key, ctx.window)
         drift = torch.empty_like(lse)
         grads = torch.empty_like(q), torch.empty_like(own_key), torch.empty_like(own_value)
         inputs = grad_out, q, key, value, own_key, own_value, out, lse, drift
-        own_backward[_grid(shape)](*inputs, *grads, anchor, start, **shape, **tiling.options)
+        own_backward[_grid(shape)](*inputs, *grads, *ctx.layout.on_device, **shape, **tiling.options)
         saved = grad_out, q, key, value, lse, drift
-        grad_key, grad_value = _context_gradients(saved, (anchor, start), ctx.window)
-        return None, None, grads[0], grad_key, grad_value, *grads[1:]
+        context_grads = _context_gradients(saved, ctx.layout, ctx.window)
+        return None, None, grads[0], *context_grads, *grads[1:]
 
 
 @lru_cache(maxsize=8)
@@ -142,8 +147,8 @@ def _tilings(q: Tensor, key: Tensor) -> Tilings:
 
 
 def _context_gradients(
-    saved: tuple[Tensor, ...], bounds: tuple[Tensor, Tensor], window: int | None
-) -> tuple[Tensor, Tensor]:
+    saved: tuple[Tensor, ...], layout: BlockPositions, window: int | None
+) -> tuple[Tensor, ...]:
     _, q, key, *_ = saved
     tiling = _tilings(q, key).context_backward
     shape = _shape(tiling, q, key, window)
@@ -151,23 +156,26 @@ def _context_gradients(
     splits = max(1, min(8, PROGRAMS // max(1, tiles * key.shape[1])))
     shares = key.new_empty(2, splits, *key.shape, dtype=torch.float32)
     if tiles:
-        first, last = _seen_by(bounds, torch.arange(0, len(key), tiling.keys, device=key.device), shape)
+        blocks = layout.on_device, _seen_by(layout, shape)
         grid = tiles, key.shape[1], splits
-        context_backward[grid](*saved, *shares, *bounds, first, last, **shape, **tiling.options)
-    return shares[0].sum(0).to(key.dtype), shares[1].sum(0).to(key.dtype)
+        context_backward[grid](*saved, *shares, *blocks[0], *blocks[1], **shape, **tiling.options)
+    return shares.sum(1).to(key.dtype).unbind()
 
 
-def _seen_by(
-    bounds: tuple[Tensor, Tensor], first_token: Tensor, shape: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
+def _seen_by(layout: BlockPositions, shape: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Return for each tile of context tokens the range of blocks that attend to it, int64 [tiles] each.
 
-    ``bounds``: each block's anchor and the start of its document; both must ascend. ``first_token``: the first
-    token of each tile. The range is the first block, and the block after the last.
+    The range is the first block, and the block after the last. Anchors and starts of documents must ascend.
     """
-    (anchor, start), end = bounds, first_token + shape["KEYS"]
-    first, last = torch.searchsorted(anchor, first_token, right=True), torch.searchsorted(start, end)
-    return first, last.minimum(torch.searchsorted(anchor, end + (shape["window"] - 1)))
+    name = shape["tokens"], shape["KEYS"], shape["window"]
+    if name not in layout.derived:
+        anchor, start = layout.on_device
+        first_token = torch.arange(0, shape["tokens"], shape["KEYS"], device=anchor.device)
+        end = first_token + shape["KEYS"]
+        first, last = torch.searchsorted(anchor, first_token, right=True), torch.searchsorted(start, end)
+        last = last.minimum(torch.searchsorted(anchor, end + (shape["window"] - 1)))
+        layout.derived[name] = first, last
+    return layout.derived[name]
 
 
 def _shape(tiling: Tiling, q: Tensor, key: Tensor, window: int | None) -> dict[str, Any]:

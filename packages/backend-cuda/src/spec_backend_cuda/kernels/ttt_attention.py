@@ -30,48 +30,45 @@ def takes_queries(q: Tensor, *_: object) -> bool:
     return q.numel() > 0 and q.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
-def fused_ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
+def fused_ttt_attention(q: Tensor, attended: Attended, keys: Tensor, values: Tensor) -> Attended:
     """Merge ``attended``, attention over some keys, with S further keys at each query's own index.
 
-    The result overwrites ``attended``. ``keys`` and ``values`` have one tensor for each of the S keys.
+    The result overwrites ``attended``. ``keys`` and ``values``: [S, T, kv_heads, D] each.
     """
     out, lse = (tensor.contiguous() for tensor in attended)
-    grid, shape = _launch(q, keys[0], values[0])
-    _merge_rows[grid](
-        q, out, lse, torch.stack(keys), torch.stack(values), len(keys), *q.stride()[:2], **shape
-    )
+    grid, shape = _launch(q, keys, values)
+    _merge_rows[grid](q, out, lse, keys, values, len(keys), *q.stride()[:2], **shape)
     return out, lse
 
 
 def fused_ttt_attention_backward(
     grad_out: Tensor,
     saved: tuple[Tensor, Tensor, Tensor],
-    keys: list[Tensor],
-    values: list[Tensor],
+    keys: Tensor,
+    values: Tensor,
     grad_q: Tensor,
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of ``fused_ttt_attention``.
 
     ``saved``: q and the merged result. The memory of ``grad_q`` is reused.
     """
     q, out, lse = saved
-    grid, shape = _launch(q, keys[0], values[0])
-    stacked = torch.stack(keys), torch.stack(values)
-    grad_q, grad_keys, grad_values = grad_q.contiguous(), *map(torch.empty_like, stacked)
-    inputs = grad_out.contiguous(), q, out, lse, *stacked
-    outputs = grad_q, grad_keys, grad_values
-    _gradient_rows[grid](*inputs, *outputs, len(keys), *q.stride()[:2], **shape)
-    return grad_q, list(grad_keys.unbind()), list(grad_values.unbind())
+    grid, shape = _launch(q, keys, values)
+    outputs = grad_q.contiguous(), keys.new_empty(keys.shape), values.new_empty(values.shape)
+    inputs = grad_out.contiguous(), q, out, lse, keys, values
+    strides = *q.stride()[:2], outputs[1].stride(0), outputs[2].stride(0)
+    _gradient_rows[grid](*inputs, *outputs, len(keys), *strides, **shape)
+    return outputs
 
 
-def _launch(q: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[int, int], dict[str, int | float]]:
-    (tokens, heads, width), kv_heads, value_width = q.shape, key.shape[1], value.shape[2]
+def _launch(q: Tensor, keys: Tensor, values: Tensor) -> tuple[tuple[int, int], dict[str, int | float]]:
+    (tokens, heads, width), kv_heads, value_width = q.shape, keys.shape[2], values.shape[3]
     group = heads // kv_heads
     shape = {
         "tokens": tokens,
         "kv_heads": kv_heads,
-        "key_step_stride": key.numel(),
-        "value_step_stride": value.numel(),
+        "key_step_stride": keys.stride(0),
+        "value_step_stride": values.stride(0),
         "scale": width**-0.5,
     }
     constants = {
@@ -143,7 +140,8 @@ def _merge_rows(
 @triton.jit
 def _gradient_rows(
     grad_out, q, out, lse, keys, values, grad_q, grad_keys, grad_values, steps,
-    q_token_stride, q_head_stride, tokens, kv_heads, key_step_stride, value_step_stride, scale,
+    q_token_stride, q_head_stride, grad_key_step_stride, grad_value_step_stride,
+    tokens, kv_heads, key_step_stride, value_step_stride, scale,
     GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
     PADDED_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, PADDED_VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -163,6 +161,7 @@ def _gradient_rows(
     merged = tl.load(lse + row, mask=inside, other=0.0)
     index = row * WIDTH + channel
     total = tl.load(grad_q + index, mask=mask, other=0.0).to(tl.float32)
+    grad_key_index, grad_value_index = key_index, value_index
     for _ in range(steps):
         key = tl.load(keys + key_index, mask=key_mask, other=0.0).to(tl.float32)
         value = tl.load(values + value_index, mask=value_mask, other=0.0).to(tl.float32)
@@ -171,8 +170,10 @@ def _gradient_rows(
         from_value = tl.sum(grad * value[None, :, :], 2)[:, :, None]
         score = weight * (from_value - drift) * scale
         total += score * key[None, :, :]
-        tl.store(grad_keys + key_index, tl.sum(score * query, 0), mask=key_mask)
-        tl.store(grad_values + value_index, tl.sum(weight * grad, 0), mask=value_mask)
+        tl.store(grad_keys + grad_key_index, tl.sum(score * query, 0), mask=key_mask)
+        tl.store(grad_values + grad_value_index, tl.sum(weight * grad, 0), mask=value_mask)
         key_index += key_step_stride
         value_index += value_step_stride
+        grad_key_index += grad_key_step_stride
+        grad_value_index += grad_value_step_stride
     tl.store(grad_q + index, total, mask=mask)

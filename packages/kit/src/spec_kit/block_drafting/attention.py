@@ -60,7 +60,13 @@ class BlockLayout:
     @cached_property
     def on_device(self) -> tuple[Tensor, Tensor]:
         """``anchor_A`` and ``start_A`` on the device."""
-        return to_device_async(self.anchor_A, self.device), to_device_async(self.start_A, self.device)
+        anchor_A, start_A = to_device_async(torch.stack([self.anchor_A, self.start_A]), self.device)
+        return anchor_A, start_A
+
+    @cached_property
+    def derived(self) -> dict[object, tuple[Tensor, Tensor]]:
+        """Tensors that a kernel computes from the positions once, for all layers."""
+        return {}
 
 
 @dataclass(frozen=True)

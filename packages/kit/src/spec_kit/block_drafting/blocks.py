@@ -124,12 +124,15 @@ class CountedGuesses:
     counted_A: Tensor
     """int64 [A], on the CPU, so that chunks are cut without waiting for the device."""
     block_R: Tensor
+    """int64 [R], on the device: index of the guess's block in the batch."""
     guess_R: Tensor
     """int64 [R], on the device: index of the guess in its block, from 0 on."""
     anchor_R: Tensor
     """int64 [R], on the device: index of the anchor in the flat batch."""
     before_R: Tensor
     """int64 [R], on the CPU: index, in the flat batch, of the token before the guess."""
+    first: int = 0
+    """Index, in the batch, of the first of these blocks."""
 
     @classmethod
     def of(cls, blocks: Blocks, device: torch.device) -> Self:
@@ -142,6 +145,11 @@ class CountedGuesses:
         return cls(counted_A, *to_device_async(columns, device), before_R=anchor_R + guess_R)
 
     @property
+    def place_R(self) -> tuple[Tensor, Tensor]:
+        """Indices of the guesses in a tensor [A, S, …] of all blocks of the batch."""
+        return self.block_R, self.guess_R
+
+    @property
     def label_R(self) -> Tensor:
         """Indices, in the flat batch, of the tokens that are guessed, int64 [R]."""
         return self.anchor_R + 1 + self.guess_R
@@ -151,14 +159,19 @@ class CountedGuesses:
 
         Blocks overlap, so several guesses have the same token before them, and share what is computed from it.
         """
-        token_U, index_R = self.before_R.unique(return_inverse=True)
-        device = self.anchor_R.device
+        device, least = self.anchor_R.device, int(self.before_R.min())
+        shifted_R = self.before_R - least
+        is_there_X = torch.zeros(int(shifted_R.max()) + 1, dtype=torch.bool).index_fill_(
+            0, shifted_R, value=True
+        )
+        token_U = is_there_X.nonzero().squeeze(1) + least
+        index_R = (is_there_X.cumsum(0) - 1)[shifted_R]
         return to_device_async(token_U, device), to_device_async(index_R, device)
 
     def chunks(
         self, ops: VocabularyOps, num_guesses: int, *, has_teacher: bool = True
-    ) -> list[tuple[slice, CountedGuesses]]:
-        """Return the blocks of each chunk, and their counted guesses, with blocks numbered within the chunk.
+    ) -> list[CountedGuesses]:
+        """Divide the guesses into chunks of whole blocks.
 
         A chunk has at least one block, and otherwise at most ``ops.chunk_bytes`` of logits. ``num_guesses``: number
         of guesses of a block. ``has_teacher``: whether a guess also has the logits of its teacher.
@@ -169,23 +182,22 @@ class CountedGuesses:
         ends = [0, *self.counted_A.cumsum(0).tolist()]
         edges = [*range(0, len(self.counted_A), size), len(self.counted_A)]
         return [
-            (slice(a, b), self._chunk(slice(a, b), slice(ends[a], ends[b])))
-            for a, b in pairwise(edges)
-            if a < b
+            self._chunk(slice(a, b), slice(ends[a], ends[b])) for a, b in pairwise(edges) if ends[a] < ends[b]
         ]
 
-    def table(self, value_R: Tensor, num_guesses: int) -> Tensor:
-        """Return a table [A, S] of the counted guesses' values; all other guesses get 0."""
-        zeros = value_R.new_zeros(len(self.counted_A), num_guesses)
-        return zeros.index_put((self.block_R, self.guess_R), value_R)
+    def table(self, value_RX: Tensor, num_guesses: int) -> Tensor:
+        """Return a table [A, S, …] of the counted guesses' values [R, …]; all other guesses get 0."""
+        zeros = value_RX.new_zeros(len(self.counted_A), num_guesses, *value_RX.shape[1:])
+        return zeros.index_put_((self.block_R - self.first, self.guess_R), value_RX)
 
     def _chunk(self, blocks: slice, rows: slice) -> CountedGuesses:
         return CountedGuesses(
             self.counted_A[blocks],
-            self.block_R[rows] - blocks.start,
+            self.block_R[rows],
             self.guess_R[rows],
             self.anchor_R[rows],
             self.before_R[rows],
+            blocks.start,
         )
 
 

@@ -1,6 +1,6 @@
-"""Sum the metrics of guessed blocks over chunks, and compute the factor that scales a batch's loss.
+"""Sum the metrics of guessed blocks, and compute the factor that scales a batch's loss.
 
-Shapes: A blocks of a chunk, S guesses of a block, R counted guesses of the chunk.
+Shapes: A blocks, S guesses of a block, R counted guesses, M metrics.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spec_core.host_tensors import to_device_async
 from spec_core.records import StepOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -20,50 +21,60 @@ if TYPE_CHECKING:
 
 
 class GuessMetrics:
-    """Sums of one forward pass over all chunks: the loss, values of each guess, and acceptance lengths."""
+    """The loss, values of each guess, and acceptance lengths.
+
+    Chunks only add their values to lists, which are summed at the end. Sums of each chunk would be many small
+    operations.
+    """
 
     def __init__(
-        self, scale: Tensor, num_guesses: int, values: Sequence[str], lengths: Sequence[str]
+        self, guesses: CountedGuesses, num_guesses: int, values: Sequence[str], lengths: Mapping[str, str]
     ) -> None:
-        """Start all sums at zero.
+        """Start without values.
 
-        ``scale``: a tensor with the dtype and device of the sums. ``values``: names of the metrics that each
-        guess has. ``lengths``: names of the acceptance lengths, which each block has.
+        ``guesses``: all guesses of the batch. ``values``: names of the metrics that each guess has. ``lengths``: name
+        of an acceptance length -> name of the value that is the probability that a guess is accepted.
         """
-        zeros = scale.new_zeros
-        self.loss, self._num_guesses = zeros(()), num_guesses
-        self._values = {name: zeros(num_guesses) for name in values}
-        self._lengths = {name: zeros(()) for name in lengths}
-        self._counted_S = torch.zeros(num_guesses, dtype=torch.int64, device=scale.device)
+        self._guesses, self._num_guesses, self._lengths = guesses, num_guesses, lengths
+        self._weighted: list[Tensor] = []
+        self._values: dict[str, list[Tensor]] = {name: [] for name in values}
 
-    def add(self, guesses: CountedGuesses, **value_R: Tensor) -> None:
-        """Add the values of a chunk's guesses, each under the name of its metric."""
+    def add(self, weighted_R: Tensor, **value_R: Tensor) -> None:
+        """Add a chunk's guesses: their summands of the loss, and each value under the name of its metric."""
+        self._weighted.append(weighted_R)
         for name, values in value_R.items():
-            self._values[name] += guesses.table(values, self._num_guesses).sum(0)
-        counted_R = torch.ones_like(guesses.block_R)
-        self._counted_S += guesses.table(counted_R, self._num_guesses).sum(0)
+            self._values[name].append(values)
 
-    def add_lengths(self, guesses: CountedGuesses, **accepted_R: Tensor) -> None:
-        """Add each block's acceptance length: 1 + Σ over guesses k of P(guesses 1 to k are all accepted).
-
-        ``accepted_R``: name of an acceptance length -> the probability that each counted guess is accepted.
-        """
-        for name, accepted in accepted_R.items():
-            reached_AS = guesses.table(accepted, self._num_guesses).cumprod(1)
-            self._lengths[name] += len(reached_AS) + reached_AS.sum()
+    def loss(self, scale: Tensor) -> Tensor:
+        """Return the sum of the guesses' summands of the loss, with dtype and device of ``scale``."""
+        return torch.cat([scale.new_zeros(0), *self._weighted]).sum()
 
     def output(self, loss: Tensor) -> StepOutput:
         """Return ``loss`` and the metrics as a StepOutput.
 
-        Acceptance lengths are divided by the number of blocks. This equals the number of first guesses,
-        because the first guess of every block counts.
+        A block's acceptance length is 1 + Σ over guesses k of P(guesses 1 to k are all accepted). The lengths are
+        divided by the number of blocks. This equals the number of first guesses, because the first guess of every
+        block counts.
         """
+        none = loss.new_zeros(0)
+        columns = [
+            torch.cat([none, *(part.to(none.dtype) for part in parts)]) for parts in self._values.values()
+        ]
+        table_ASM = self._guesses.table(torch.stack(columns, dim=1), self._num_guesses)
+        reached_M = len(table_ASM) + table_ASM.cumprod(1).sum((0, 1))
+        counted_S = self._counted(loss.device)
+        sums = dict(zip(self._values, table_ASM.sum(0).unbind(1), strict=True))
+        lengths = dict(zip(self._values, reached_M, strict=True))
         return StepOutput(
             loss=loss,
-            sums=self._values | self._lengths,
-            counts=dict.fromkeys(self._values, self._counted_S)
-            | dict.fromkeys(self._lengths, self._counted_S[0]),
+            sums=sums | {name: lengths[value] for name, value in self._lengths.items()},
+            counts=dict.fromkeys(sums, counted_S) | dict.fromkeys(self._lengths, counted_S[0]),
         )
+
+    def _counted(self, device: torch.device) -> Tensor:
+        """Return how many blocks have each guess, int64 [S]."""
+        counted_AS = self._guesses.counted_A[:, None] > torch.arange(self._num_guesses)
+        return to_device_async(counted_AS.sum(0), device)
 
 
 def loss_scale(denominators: Tensor, states: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from spec_kit.chain_drafting.attention import take_rows, unrolled_attention
+    from spec_kit.chain_drafting.attention import Places, UnrolledAttention, take_rows
     from spec_kit.chain_drafting.input_tokens import InputTokens
     from spec_kit.chain_drafting.kernels import ChainKernels, ttt_attention, ttt_attention_backward
     from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows, count_labels, step_weights
@@ -21,11 +21,12 @@ __all__ = [
     "HeadLoss",
     "InputTokens",
     "NeededRows",
+    "Places",
     "SupervisedRows",
+    "UnrolledAttention",
     "count_labels",
     "step_weights",
     "take_rows",
     "ttt_attention",
     "ttt_attention_backward",
-    "unrolled_attention",
 ]

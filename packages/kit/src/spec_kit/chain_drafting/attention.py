@@ -29,33 +29,67 @@ SCORE_BYTES = 64 << 20
 products dominate, and small compared with the activations of a step."""
 
 
-def unrolled_attention(
-    kernels: ChainKernels,
-    q: Tensor,
-    keys: list[Tensor],
-    values: list[Tensor],
-    bounds: Bounds,
-    row_R: Tensor | None = None,
-    rows: ContextRows | None = None,
-    local_R: Tensor | None = None,
-) -> Tensor:
-    """Return the attention [R, heads, width of values] of R queries over the keys of all unrolled steps so far.
+class UnrolledAttention:
+    """One layer's attention over the unrolled steps of a batch. It keeps the keys and values of all steps so far."""
 
-    ``keys[0]`` [T, kv_heads, head_dim]: the keys of step 0, one for each of T rows (tokens); ``keys[s]`` [R,
-    kv_heads, head_dim]: the keys of step s, one for each query. ``values`` has the same shapes, but its heads may
-    be narrower. ``bounds``: first row of each document, and the row after its last; queries outside the documents get
-    finite values without meaning. ``row_R``: int64, distinct indices of the queries' rows among the T rows; None if
-    all rows have a query. ``rows``: the rows that this rank computes, if ranks divide the rows. ``local_R``: int64,
-    indices of the queries' rows among the rows of this rank; None if each of these rows has a query.
-    """
-    if (causal := _Causal.of(kernels, bounds, len(keys[0]), row_R, rows, local_R)) is not None:
-        return _MergedAttention.apply(kernels, causal, q, *keys, *values)
-    if row_R is None:
-        return _chunked_attention(q, keys, values, bounds)
-    whole_q, *later = (_spread(part, row_R, len(keys[0])) for part in (q, *keys[1:], *values[1:]))
-    later_keys, later_values = _halves(later)
-    attended = _chunked_attention(whole_q, [keys[0], *later_keys], [values[0], *later_values], bounds)
-    return take_rows(attended, row_R)
+    def __init__(self, kernels: ChainKernels, bounds: Bounds, num_steps: int) -> None:
+        """Start before step 0.
+
+        ``bounds``: first row of each document, and the row after its last row; queries outside the documents get
+        finite values without meaning.
+        """
+        self._kernels, self._bounds, self._num_steps = kernels, bounds, num_steps
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._cache = None if kernels.causal_attention is None else _Cache(num_steps)
+
+    @property
+    def past(self) -> tuple[Tensor, ...]:
+        """The tensors of earlier steps that a step needs as arguments, for activation checkpointing."""
+        return () if self._cache is not None else (*self._keys, *self._values)
+
+    def keep(self, k: Tensor, v: Tensor) -> None:
+        """Keep a step's keys and values for later steps."""
+        if self._cache is None:
+            self._keys.append(k)
+            self._values.append(v)
+
+    def attend(
+        self, step: int, qkv: tuple[Tensor, Tensor, Tensor], past: tuple[Tensor, ...], places: Places
+    ) -> Tensor:
+        """Return the attention [R, heads, width of values] of R queries over the keys of all steps so far.
+
+        ``qkv``: q [R, heads, head_dim]; keys [T, kv_heads, head_dim] in step 0, for each of T rows (tokens), and [R,
+        kv_heads, head_dim] in later steps; values like keys, but they may be narrower. ``past``: the property
+        ``past``.
+        """
+        q, k, v = qkv
+        if self._cache is not None:
+            causal = _Causal.of(self._kernels, self._bounds, self._cache.num_rows(k), places)
+            return _MergedAttention.apply(self._kernels, causal, self._cache, step, q, k, v)
+        keys, values = (
+            [first, *(part[: len(q)] for part in later)]
+            for first, *later in ((*past[:step], k), (*past[step:], v))
+        )
+        row_R = places.row_R
+        if row_R is None:
+            return _chunked_attention(q, keys, values, self._bounds)
+        whole_q, *rest = (_spread(part, row_R, len(keys[0])) for part in (q, *keys[1:], *values[1:]))
+        later_keys, later_values = _halves(rest)
+        whole = [keys[0], *later_keys], [values[0], *later_values]
+        return take_rows(_chunked_attention(whole_q, *whole, self._bounds), row_R)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The rows of a step's queries."""
+
+    row_R: Tensor | None = None
+    """int64, distinct indices of the queries' rows among the T rows; None if all rows have a query."""
+    rows: ContextRows | None = None
+    """The rows that this rank computes, if ranks divide the rows."""
+    local_R: Tensor | None = None
+    """int64: indices of the queries' rows among the rows of this rank; None if each of these rows has a query."""
 
 
 def take_rows(rows: Tensor, row_R: Tensor) -> Tensor:
@@ -80,10 +114,7 @@ class _TakenRows(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Causal:
-    """The causal attention of step 0, computed by a kernel.
-
-    A row without a query gets a query of zeros, and its result is dropped.
-    """
+    """The causal attention of step 0, computed by a kernel. The results of rows without a query are dropped."""
 
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -100,39 +131,112 @@ class _Causal:
         kernels: ChainKernels,
         bounds: Bounds,
         num_keys: int,
-        row_R: Tensor | None,
-        rows: ContextRows | None,
-        local_R: Tensor | None,
-    ) -> _Causal | None:
-        """Return the attention that calls one of ``kernels``; None if there is no such kernel.
+        places: Places,
+    ) -> _Causal:
+        """Return the attention that calls one of ``kernels``.
 
         With context parallelism (``rows`` has a group), prefer a kernel that computes only this rank's rows. Any
         other kernel computes all rows.
         """
+        rows, local_R = places.rows, places.local_R
         forward, backward = kernels.prefixed_attention, kernels.prefixed_attention_backward
         if rows is not None and rows.group is not None and forward is not None and backward is not None:
             return cls(forward, backward, rows.pieces, len(rows.row_P), local_R)
         forward, backward = kernels.causal_attention, kernels.causal_attention_backward
-        if forward is None or backward is None:
-            return None
-        return cls(forward, backward, bounds, num_keys, row_R)
+        assert forward is not None
+        assert backward is not None
+        return cls(forward, backward, bounds, num_keys, places.row_R)
 
-    def attend(self, q: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, q: Tensor, cache: _Cache) -> tuple[Tensor, Tensor]:
         """Return the attention's output and log-sum-exp for each query."""
-        out, lse = self.forward(self._whole(q), key, value, self.parts)
+        (whole_q,) = self._whole(cache.queries, q)
+        out, lse = self.forward(whole_q, *cache.first, self.parts)
         return _take(out, self.local_R), _take(lse, self.local_R)
 
     def gradients(
-        self, grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+        self, grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor], cache: _Cache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of q, k and v. ``saved``: q, k, v, output and log-sum-exp."""
-        q, key, value, out, lse = saved
-        whole = self._whole(q), key, value, self._whole(out), self._whole(lse)
-        grad_q, grad_key, grad_value = self.backward(self._whole(grad_out), whole, self.parts)
+        """Return the gradients of q, and of the keys and values of step 0. ``saved``: q, output, log-sum-exp."""
+        grad_whole, q, out, lse = self._whole(cache.saved, grad_out, *saved)
+        grad_q, grad_key, grad_value = self.backward(grad_whole, (q, *cache.first, out, lse), self.parts)
         return _take(grad_q, self.local_R), grad_key, grad_value
 
-    def _whole(self, rows: Tensor) -> Tensor:
-        return _spread(rows, self.local_R, self.num_rows)
+    def _whole(self, buffers: list[Tensor], *parts: Tensor) -> Sequence[Tensor]:
+        """Return ``num_rows`` rows of each tensor: its rows at the indices ``local_R``, in ``buffers``.
+
+        A later step has only some of an earlier step's rows. So in the forward pass, rows without a query have a
+        query of an earlier step. In the backward pass, which starts with the last step, they are 0 in every tensor.
+        """
+        if self.local_R is None:
+            return parts
+        if not buffers:
+            buffers += [part.new_zeros(self.num_rows, *part.shape[1:]) for part in parts]
+        return [
+            buffer.index_copy_(0, self.local_R, part) for buffer, part in zip(buffers, parts, strict=True)
+        ]
+
+
+class _Cache:
+    """The keys and values of all steps of a layer, and in the backward pass their gradients.
+
+    Autograd would slice the keys of each earlier step for each later step, and add up the gradients of all these
+    slices. Instead every step adds the gradients of all keys here. The backward pass takes the steps from last to
+    first, because a step's input is the output of the step before. So after a step's own summand, the gradients of
+    its keys and values are complete.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_later = num_steps - 1
+        self.first: list[Tensor] = []
+        """Keys and values of step 0."""
+        self._later: list[Tensor] = []
+        """Keys and values of the later steps, [later steps, rows of step 1, kv_heads, D]."""
+        self._first_grads: list[Tensor] = []
+        self._later_grads: list[Tensor] = []
+        self.queries: list[Tensor] = []
+        self.saved: list[Tensor] = []
+        """Memory for the rows that the causal kernel is given, in the forward pass and in the backward pass."""
+
+    def num_rows(self, k: Tensor) -> int:
+        """Return the number of rows of step 0, given its keys or those of a later step."""
+        return len(self.first[0] if self.first else k)
+
+    def put(self, step: int, *own: Tensor) -> None:
+        """Store a step's keys and values. If activations are computed again, equal ones overwrite them."""
+        if step == 0:
+            self.first = list(own)
+            return
+        if not self._later:
+            self._later = [part.new_empty(self._num_later, *part.shape) for part in own]
+        for buffer, part in zip(self._later, own, strict=True):
+            buffer[step - 1, : len(part)] = part
+
+    def later(self, step: int, num_rows: int) -> list[Tensor]:
+        """Return keys and values [steps, rows, kv_heads, D] of the steps 1 to ``step``."""
+        return [buffer[:step, :num_rows] for buffer in self._later]
+
+    def add_first(self, grads: Sequence[Tensor]) -> None:
+        """Add gradients of the keys and values of step 0."""
+        if not self._first_grads:
+            self._first_grads = list(grads)
+            return
+        for total, grad in zip(self._first_grads, grads, strict=True):
+            total += grad
+
+    def add_later(self, step: int, grads: Sequence[Tensor]) -> None:
+        """Add gradients of the keys and values of the steps 1 to ``step``."""
+        if not self._later_grads:
+            self._later_grads = [torch.zeros_like(buffer) for buffer in self._later]
+        for total, grad in zip(self._later_grads, grads, strict=True):
+            total[:step, : grad.shape[1]] += grad
+
+    def take_grads(self, step: int, num_rows: int) -> list[Tensor]:
+        """Return the gradients of the keys and values of ``step``; after step 0 nothing is kept."""
+        if step > 0:
+            return [total[step - 1, :num_rows] for total in self._later_grads]
+        for tensors in (self.first, self._later, self._later_grads, self.queries, self.saved):
+            tensors.clear()
+        return self._first_grads
 
 
 class _MergedAttention(torch.autograd.Function):
@@ -149,31 +253,33 @@ class _MergedAttention(torch.autograd.Function):
         ctx: Any,
         kernels: ChainKernels,
         causal: _Causal,
+        cache: _Cache,
+        step: int,
         q: Tensor,
-        *keys_values: Tensor,
+        k: Tensor,
+        v: Tensor,
     ) -> Tensor:
-        keys, values = _halves(keys_values)
-        out, lse = causal.attend(q, keys[0], values[0])
-        if len(keys) > 1:
-            out, lse = kernels.ttt_attention(q, (out, lse), keys[1:], values[1:])
-        ctx.kernels, ctx.causal = kernels, causal
-        ctx.save_for_backward(q, out, lse, *keys_values)
+        cache.put(step, k, v)
+        out, lse = causal.attend(q, cache)
+        if step > 0:
+            out, lse = kernels.ttt_attention(q, (out, lse), *cache.later(step, len(q)))
+        ctx.kernels, ctx.causal, ctx.cache, ctx.step = kernels, causal, cache, step
+        # The cache is no saved tensor, because later steps write into it.
+        ctx.save_for_backward(q, out, lse)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, out, lse, *keys_values = ctx.saved_tensors
-        keys, values = _halves(keys_values)
-        kernels: ChainKernels = ctx.kernels
-        grad_q, *grads = ctx.causal.gradients(grad_out, (q, keys[0], values[0], out, lse))
-        grad_keys, grad_values = [grads[0]], [grads[1]]
-        if len(keys) > 1:
-            later = kernels.ttt_attention_backward(grad_out, (q, out, lse), keys[1:], values[1:], grad_q)
-            grad_q = later[0]
-            grad_keys += later[1]
-            grad_values += later[2]
-        return None, None, grad_q, *grad_keys, *grad_values
+        q, out, lse = ctx.saved_tensors
+        cache: _Cache = ctx.cache
+        grad_q, *grads = ctx.causal.gradients(grad_out, (q, out, lse), cache)
+        cache.add_first(grads)
+        if ctx.step > 0:
+            later = cache.later(ctx.step, len(q))
+            grad_q, *grads = ctx.kernels.ttt_attention_backward(grad_out, (q, out, lse), *later, grad_q)
+            cache.add_later(ctx.step, grads)
+        return None, None, None, None, grad_q, *cache.take_grads(ctx.step, len(q))
 
 
 def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds) -> Tensor:

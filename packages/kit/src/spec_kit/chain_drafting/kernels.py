@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     """Index of the first token of each document, and of the token after its last token."""
     Pieces = Sequence[tuple[int, int, int]]
     """Pieces of documents: index of the document's first token, and the first and last + 1 token of the piece."""
-    Grads = tuple[Tensor, list[Tensor], list[Tensor]]
+    Three = tuple[Tensor, Tensor, Tensor]
 
 
 def added_linear(rows_RK: Tensor, weight_NK: Tensor, added_RN: Tensor | None = None) -> Tensor:
@@ -39,11 +39,11 @@ def added_linear(rows_RK: Tensor, weight_NK: Tensor, added_RN: Tensor | None = N
     return torch.addmm(added_RN, rows_RK, weight_NK.T)
 
 
-def ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
+def ttt_attention(q: Tensor, attended: Attended, keys: Tensor, values: Tensor) -> Attended:
     """Merge the attention ``attended`` with S further keys of each query, at the query's row.
 
-    ``keys`` and ``values``: S tensors [T, kv_heads, D] each. Scores are scaled by ``D ** -0.5``. The memory of
-    ``attended`` may be overwritten.
+    ``keys`` and ``values``: [S, T, kv_heads, D] each; each [T, kv_heads, D] is contiguous. Scores are scaled by
+    ``D ** -0.5``. The memory of ``attended`` may be overwritten.
     """
     (out, lse), scores_TKGS = attended, _own_scores(q, keys)
     lse_TKG = lse.reshape(scores_TKGS.shape[:-1])
@@ -57,10 +57,10 @@ def ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], values: lis
 def ttt_attention_backward(
     grad_out: Tensor,
     saved: tuple[Tensor, Tensor, Tensor],
-    keys: list[Tensor],
-    values: list[Tensor],
+    keys: Tensor,
+    values: Tensor,
     grad_q: Tensor,
-) -> Grads:
+) -> Three:
     """Return the gradients (dq, dk, dv) of ``ttt_attention``.
 
     ``saved``: (q, out, lse), with out and lse over all keys. ``grad_q``: the gradient of q through the causal keys;
@@ -80,7 +80,7 @@ def ttt_attention_backward(
         grad_keys.append((score * q_TKGD).sum(2).to(key.dtype))
         grad_values.append((weight[..., None] * grad_TKGD).sum(2).to(value.dtype))
     total = (added + grad_q.reshape(added.shape)).reshape(grad_q.shape).to(grad_q.dtype)
-    return total, grad_keys, grad_values
+    return total, torch.stack(grad_keys), torch.stack(grad_values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +93,8 @@ class ChainKernels(DecoderKernels):
 
     rotate: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor] = rotate
     added_linear: Callable[..., Tensor] = added_linear
-    ttt_attention: Callable[[Tensor, Attended, list[Tensor], list[Tensor]], Attended] = ttt_attention
-    ttt_attention_backward: Callable[
-        [Tensor, tuple[Tensor, Tensor, Tensor], list[Tensor], list[Tensor], Tensor], Grads
-    ] = ttt_attention_backward
+    ttt_attention: Callable[[Tensor, Attended, Tensor, Tensor], Attended] = ttt_attention
+    ttt_attention_backward: Callable[[Tensor, Three, Tensor, Tensor, Tensor], Three] = ttt_attention_backward
     causal_attention: Callable[[Tensor, Tensor, Tensor, Bounds], Attended] | None = None
     """(q, k, v, bounds) -> ``Attended``: causal attention inside each document, with scores scaled by ``D **
     -0.5``; any dtype and shape. Rows outside every document are 0 in every result."""
@@ -114,7 +112,7 @@ class ChainKernels(DecoderKernels):
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
         """Return, for each kernel, arguments on which it is compared with its version in plain torch."""
         angle, q, grad_out, grad_q = draw(7, 1, 16), *(draw(7, 4, 32) for _ in range(3))
-        keys, values = ([draw(7, 2, 32) for _ in range(3)] for _ in range(2))
+        keys, values = draw(3, 7, 2, 32), draw(3, 7, 2, 32)
         attended = draw(7, 4, 32), draw(7, 4)
         merged = ttt_attention(q, attended, keys, values)
         return {
@@ -136,7 +134,7 @@ def grouped(heads: Tensor, like_kv: Tensor) -> Tensor:
     return wide.reshape(rows, like_kv.shape[1], num_heads // like_kv.shape[1], head_dim)
 
 
-def _own_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
+def _own_scores(q: Tensor, keys: Tensor) -> Tensor:
     """Return each query's scaled scores with S keys at its row, [T, kv_heads, group, S]; float32 or wider."""
     q_TKGD = grouped(q, keys[0])
     scores = [(q_TKGD * key[:, :, None]).sum(-1) for key in keys]

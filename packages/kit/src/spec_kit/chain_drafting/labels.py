@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 from typing import TYPE_CHECKING
 
 import torch
@@ -71,20 +70,6 @@ class SupervisedRows:
             labelled_RS = labelled_RS & self.is_local_T[row_RS]
         return labelled_RS, row_RS
 
-    def chunks(self, most: int) -> list[SupervisedRows]:
-        """Split the labelled pairs, by the teacher's position, into as few chunks as possible.
-
-        A chunk has at most ``most`` positions, and all chunks have about equally many.
-        """
-        if not len(self.teacher_R):
-            return []
-        size = ceil(len(self.teacher_R) / ceil(len(self.teacher_R) / most))
-        columns = (self.teacher_R, self.first_R, self.depth_R)
-        return [
-            SupervisedRows(teacher_R, first_R, depth_R, self.is_local_T)
-            for teacher_R, first_R, depth_R in zip(*(column.split(size) for column in columns), strict=True)
-        ]
-
 
 @dataclass(frozen=True)
 class NeededRows:
@@ -116,14 +101,15 @@ class NeededRows:
         """
         rows = rows or ContextRows(len(batch.input_ids_T), batch.input_ids_T.device)
         device, (teacher_R, first_R, depth_R) = batch.input_ids_T.device, _labelled(batch)
+        step_S = torch.arange(num_steps)
+        labelled_RS = (first_R[:, None] <= step_S) & (step_S < depth_R[:, None])
+        row_RS = (teacher_R[:, None] - 1 - step_S).clamp_(min=0)
         steps_T = torch.zeros(len(batch.input_ids_T), dtype=torch.int64)
-        for step in range(num_steps):
-            labelled_R = (first_R <= step) & (step < depth_R)
-            steps_T[teacher_R[labelled_R] - 1 - step] = step + 1
+        steps_T.scatter_reduce_(0, row_RS.flatten(), ((step_S + 1) * labelled_RS).flatten(), "amax")
         steps_P = steps_T[rows.row_P]
         order_P = steps_P.argsort(descending=True, stable=True)
         least, multiple = min(1, len(order_P)), batch.rows_multiple
-        needed = [max(least, int((steps_P > step).sum())) for step in range(num_steps)]
+        needed = (steps_P[:, None] > step_S).sum(0).clamp(min=least).tolist()
         counts = [count + -count % multiple for count in needed]
         most = num_steps * len(order_P)
         are_all = rows.group is None and most - sum(counts) <= WORTH_LEAVING_OUT * most
@@ -133,9 +119,13 @@ class NeededRows:
         row_N = rows.row_P[local_N]
         index_T = torch.zeros_like(steps_T)
         index_T[row_N] = torch.arange(len(row_N))
-        on_device = (to_device_async(values, device) for values in (row_N, index_T, local_N))
-        row_N, index_T, local_N = on_device
+        row_N, local_N = to_device_async(torch.stack([row_N, local_N]), device)
+        index_T = to_device_async(index_T, device)
         return cls(row_N, counts, index_T, rows, local_N, are_all)
+
+    def take(self, value_TX: Tensor) -> Tensor:
+        """Return the values of the rows that step 0 computes, [N, …]; later steps compute the first of them."""
+        return value_TX if self.are_all else value_TX.index_select(0, self.row_N)
 
     def of_step(self, step: int) -> tuple[Tensor | None, Tensor | None]:
         """Return int64 indices of a step's rows, in the flat batch and among this rank's rows.

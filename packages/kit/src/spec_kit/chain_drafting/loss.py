@@ -11,6 +11,7 @@ Shapes: R positions of a chunk, S steps, V rows of the draft's head (of this sha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ from spec_core.records import StepOutput
 from spec_kit.drafting import ROW_LOSSES, score, teach, with_gradients
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -57,11 +58,12 @@ class HeadLoss:
         ``hidden_TH``: inputs of the target's final norm. ``weight_S``: factor of step s on the loss of a labelled
         row.
         """
-        totals = _StepSums(self, states, weight_S, None if needed is None else needed.index_T)
+        totals = _StepSums(self, states, weight_S)
+        pairs = _Pairs.of(rows, states, None if needed is None else needed.index_T)
         with torch.no_grad():
-            for chunk in rows.chunks(self._chunk_rows(len(states))):
-                totals.add(chunk, hidden_TH[chunk.teacher_R])
-        return totals.output()
+            for chunk in pairs.chunks(self._chunk_rows(len(states))):
+                totals.add(chunk, hidden_TH.index_select(0, chunk.teacher_R))
+        return totals.output(pairs)
 
     def _chunk_rows(self, num_steps: int) -> int:
         """Return the number of positions per chunk, by the memory of the teacher's and the draft's logits."""
@@ -71,92 +73,130 @@ class HeadLoss:
         return max(1, self.ops.chunk_bytes // row_bytes)
 
 
-class _StepSums:
-    """Sums of one forward pass over all chunks: loss, metrics, and, if gradients are enabled, gradients."""
+@dataclass(frozen=True)
+class _Pairs:
+    """The (position, step) pairs of R positions."""
 
-    def __init__(
-        self, head: HeadLoss, states: Sequence[Tensor], weight_S: Tensor, index_T: Tensor | None
-    ) -> None:
-        self.head, self.states, self.weight_S, self.index_T = head, states, weight_S, index_T
-        num_steps, (num_tokens, width) = len(states), states[0].shape
-        zeros = weight_S.new_zeros
-        self.loss = zeros(())
-        self.sums = {name: zeros(num_steps) for name in ("accuracy", "acceptance", "step_loss")}
-        self.labelled_S = torch.zeros(num_steps, dtype=torch.int64, device=weight_S.device)
-        self.agreed_X = zeros(num_steps * num_tokens)
+    teacher_R: Tensor
+    """int64: position of the teacher in the flat batch."""
+    labelled_RS: Tensor
+    """bool: whether the pair has a label."""
+    row_SR: Tensor
+    """int64: index of the pair's row among the states of its step; 0 for a pair without a label."""
+    flat_RS: Tensor
+    """int64: index of the pair's row among the rows of all steps, as many in each step as in the first. Pairs without
+    a label share the index after the last row."""
+
+    @classmethod
+    def of(cls, rows: SupervisedRows, states: Sequence[Tensor], index_T: Tensor | None) -> _Pairs:
+        """Return the pairs of ``rows``. ``index_T``: index of each row of the batch among the states."""
+        num_steps, num_rows = len(states), len(states[0])
+        step_S = torch.arange(num_steps, device=rows.teacher_R.device)
+        labelled_RS, row_RS = rows.labels(step_S)
+        if index_T is not None:
+            row_RS = index_T[row_RS]
+        flat_RS = torch.where(labelled_RS, row_RS + step_S * num_rows, num_steps * num_rows)
+        return cls(rows.teacher_R, labelled_RS, (row_RS * labelled_RS).T.contiguous(), flat_RS)
+
+    def chunks(self, most: int) -> Iterator[_Pairs]:
+        """Yield as few chunks as possible, of at most ``most`` positions, and all of about equally many."""
+        total = len(self.teacher_R)
+        size = ceil(total / ceil(total / most)) if total else 1
+        for first in range(0, total, size):
+            part = slice(first, first + size)
+            yield _Pairs(
+                self.teacher_R[part], self.labelled_RS[part], self.row_SR[:, part], self.flat_RS[part]
+            )
+
+
+class _StepSums:
+    """Values of one forward pass over all chunks: losses, metrics, and, if gradients are enabled, gradients.
+
+    Chunks only add their values to lists, which are summed at the end. Sums of each chunk would be many small
+    operations.
+    """
+
+    def __init__(self, head: HeadLoss, states: Sequence[Tensor], weight_S: Tensor) -> None:
+        self.head, self.states, self.weight_S = head, states, weight_S
+        self.found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        """Losses, acceptances and agreements [R, S] of each chunk, and which positions are trained, [R, 1]."""
         self.grad_states_XH = self.grad_head_VH = None
         if torch.is_grad_enabled():
-            # One extra row takes the gradients of rows without a label.
-            self.grad_states_XH = states[0].new_zeros(num_steps * num_tokens + 1, width)
+            num_steps, (num_rows, width) = len(states), states[0].shape
+            # One extra row takes the gradients of pairs without a label.
+            self.grad_states_XH = states[0].new_zeros(num_steps * num_rows + 1, width)
             if head.head.weight.requires_grad:
-                self.grad_head_VH = zeros(head.head.weight.shape)
+                self.grad_head_VH = weight_S.new_zeros(head.head.weight.shape)
 
-    def add(self, chunk: SupervisedRows, hidden_RH: Tensor) -> None:
+    def add(self, chunk: _Pairs, hidden_RH: Tensor) -> None:
         """Add the losses, metrics and gradients of the S rows of every position of a chunk."""
-        head, step_S = self.head, torch.arange(len(self.states), device=self.weight_S.device)
-        labelled_RS, row_RS = chunk.labels(step_S)
-        if self.index_T is not None:
-            row_RS = self.index_T[row_RS]
-        row_RS = torch.where(labelled_RS, row_RS, 0)  # a row without a label gets index 0 and weight 0
-        input_RSH = torch.stack([state[row_RS[:, s]] for s, state in enumerate(self.states)], dim=1)
+        head = self.head
+        columns = zip(self.states, chunk.row_SR, strict=True)
+        input_RSH = torch.stack([state.index_select(0, row_R) for state, row_R in columns], dim=1)
         logits_RSV = head.head.forward(input_RSH)
         ops, kernels = head.ops, head.kernels
         teacher = teach(ops, kernels, hidden_RH, head.ids_V, head.vocab_mask_V)
         scored = score(logits_RSV, head.ids_V, teacher, ops, kernels)
-        agreed_RS = labelled_RS & (scored.best_RS == teacher.best_R[:, None])
         value_RS, factors = ROW_LOSSES[head.kind](scored, teacher, ops, kernels)
-        trained_RS = (labelled_RS & teacher.trained_R[:, None]).to(self.weight_S.dtype)
-        weight_RS = trained_RS * self.weight_S
-        self.loss += (value_RS * weight_RS).sum()
-        self.sums["step_loss"] += (value_RS * trained_RS).sum(0)
-        self.sums["acceptance"] += (scored.overlap_RS * labelled_RS).sum(0)
-        self.sums["accuracy"] += agreed_RS.sum(0)
-        self.labelled_S += labelled_RS.sum(0)
-        row_X = (row_RS + step_S * len(self.states[0])).flatten()
-        self.agreed_X.index_add_(0, row_X, agreed_RS.flatten().to(self.agreed_X.dtype))
+        agreed_RS = scored.best_RS == teacher.best_R[:, None]
+        self.found.append((value_RS, scored.overlap_RS, agreed_RS, teacher.trained_R[:, None]))
         if self.grad_states_XH is None:
             return
+        weight_RS = (chunk.labelled_RS & teacher.trained_R[:, None]) * self.weight_S
         a, b, c = (factor * weight_RS for factor in factors)
         grad_RSV = kernels.distill_grad_(
             logits_RSV, scored.log_sum_RS, (a, b, c), teacher.distribution, teacher.in_vocab_mass_R
         )
-        self._add_gradients(
-            grad_RSV, input_RSH, torch.where(labelled_RS.flatten(), row_X, len(self.agreed_X))
-        )
+        self._add_gradients(grad_RSV, input_RSH, chunk)
 
-    def _add_gradients(self, grad_RSV: Tensor, input_RSH: Tensor, row_X: Tensor) -> None:
+    def _add_gradients(self, grad_RSV: Tensor, input_RSH: Tensor, chunk: _Pairs) -> None:
         """Store a chunk's gradients of the states, and add its gradient of the head.
 
-        ``row_X``: index in ``grad_states_XH`` for each position and step; pairs without a label share the
-        last index. Each labelled row occurs once in a step, so gradients of states need no sum.
+        Pairs without a label share the last row of ``grad_states_XH``. Each labelled row occurs once in a step, so
+        gradients of states need no sum.
         """
         if self.grad_states_XH is None:
             return
         grad_XV = grad_RSV.flatten(0, 1)
         grad_XH = self.head.ops.reduce_sum(self.head.head.backward(grad_XV))
-        self.grad_states_XH.index_copy_(0, row_X, grad_XH)
+        self.grad_states_XH.index_copy_(0, chunk.flat_RS.flatten(), grad_XH)
         if self.grad_head_VH is not None:
             self.grad_head_VH += grad_XV.T @ input_RSH.flatten(0, 1)
 
-    def output(self) -> StepOutput:
+    def output(self, pairs: _Pairs) -> StepOutput:
         """Return the loss, and the sum and count of each metric.
 
         The acceptance length of a row is 1 + the number of consecutive steps, from step 0 on, in which draft and
         target have the same arg-max.
         """
-        first_rows = self.labelled_S[0]
-        chains_ST = self.agreed_X.view(len(self.states), -1).cumprod(0)
-        loss = self.loss
-        if self.grad_states_XH is not None:
-            grad_STH = self.grad_states_XH[:-1].view(len(self.states), *self.states[0].shape)
-            inputs = list(self.states)
-            grads = [grad_TH[: len(state)] for grad_TH, state in zip(grad_STH, inputs, strict=True)]
-            if self.grad_head_VH is not None:
-                grads.append(self.grad_head_VH)
-                inputs.append(self.head.head.weight)
-            loss = with_gradients(loss, grads, inputs)
-        return StepOutput(
-            loss=loss,
-            sums={**self.sums, "acceptance_length": first_rows + chains_ST.sum()},
-            counts={**dict.fromkeys(self.sums, self.labelled_S), "acceptance_length": first_rows},
-        )
+        wide, labelled_RS = self.weight_S.dtype, pairs.labelled_RS
+        none_0S = labelled_RS[:0]
+        found = self.found or [(none_0S.to(wide), none_0S, none_0S, none_0S[:, :1])]
+        value_RS, overlap_RS, agreed_RS, trained_R1 = map(torch.cat, zip(*found, strict=True))
+        agreed_RS = agreed_RS & labelled_RS
+        step_loss_S = (value_RS * (labelled_RS & trained_R1)).sum(0)
+        labelled_S = labelled_RS.sum(0)
+        agreed_X = self.weight_S.new_zeros(len(self.states) * len(self.states[0]) + 1)
+        agreed_X.index_copy_(0, pairs.flat_RS.flatten(), agreed_RS.flatten().to(wide))
+        chains_ST = agreed_X[:-1].view(len(self.states), -1).cumprod(0)
+        sums = {
+            "accuracy": agreed_RS.sum(0).to(wide),
+            "acceptance": (overlap_RS * labelled_RS).sum(0),
+            "step_loss": step_loss_S,
+            "acceptance_length": labelled_S[0] + chains_ST.sum(),
+        }
+        counts = {**dict.fromkeys(sums, labelled_S), "acceptance_length": labelled_S[0]}
+        loss = (step_loss_S * self.weight_S).sum()
+        return StepOutput(loss=self._with_gradients(loss), sums=sums, counts=counts)
+
+    def _with_gradients(self, loss: Tensor) -> Tensor:
+        """Return the loss with its gradients, if they are enabled."""
+        if self.grad_states_XH is None:
+            return loss
+        grad_STH = self.grad_states_XH[:-1].view(len(self.states), *self.states[0].shape)
+        inputs = list(self.states)
+        grads = [grad_TH[: len(state)] for grad_TH, state in zip(grad_STH, inputs, strict=True)]
+        if self.grad_head_VH is not None:
+            grads.append(self.grad_head_VH)
+            inputs.append(self.head.head.weight)
+        return with_gradients(loss, grads, inputs)

@@ -26,6 +26,8 @@ def sharded_logsumexp_argmax(
     """Return each row's log-sum-exp, and the id of its largest logit (the smallest id of a tie)."""
     local_X, sum_X, index_X = kernels.logsumexp_argmax(logits_XV)
     top_X = ops.reduce_max(local_X)
+    if top_X is local_X:  # there is one shard (O3)
+        return local_X + sum_X.log(), ids_V[index_X]
     log_sum_X = top_X + ops.reduce_sum(sum_X * (local_X - top_X).exp()).log()
     # Comparisons with NaN are false, so a row with NaN still gets a valid id of the vocabulary.
     best_X = torch.where(local_X < top_X, torch.iinfo(torch.int64).min, -ids_V[index_X])
