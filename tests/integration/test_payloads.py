@@ -224,7 +224,7 @@ def test_a_configuration_runs_nothing(command_line, good_target, data, marker, v
 SLOW_RENDERING = """\
 from spec_trainer.data import row_encoder
 row_encoder.ALONE_S = 0.0
-from spec_trainer.cli import main
+from spec_trainer.cli.app import main
 if __name__ == "__main__":
     main()
 """

@@ -8,7 +8,11 @@ import sys
 
 import pytest
 
-COMMAND = "from spec_trainer import cli; cli.run = lambda words: print(words, bool(__import__('torch'))); cli.main()"
+COMMAND = """
+from spec_trainer.cli import app
+app.run = lambda words: print(words, bool(__import__('torch')))
+app.main()
+"""
 BACKEND = """
 from spec_backend_cpu.backend import CpuBackend
 class Plugin(CpuBackend):
