@@ -84,7 +84,9 @@ def test_wheels_in_a_clean_environment_have_the_command_and_say_what_to_source(c
 
 def test_with_cann_nothing_is_left_out():
     """The command stays the process that was started, and torch loads torch_npu in it."""
-    code = "import torch; from spec_trainer.cli import app; app.run = lambda words: print(words, {}); app.main()"
+    code = (
+        "import torch; from spec_trainer.cli import app; app.run = lambda words: print(words, {}); app.main()"
+    )
     words = [sys.executable, "-c", code.format("hasattr(torch, 'npu')"), "word"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.stderr.splitlines()[-1] == "['word'] True", done.stderr
