@@ -17,7 +17,7 @@ from spec_trainer.data import render_process
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.render_process import OverLimit, RenderProcess
 from spec_trainer.data.row_encoder import RowEncoder
-from spec_trainer.data.sources import DataRow
+from spec_trainer.data.row_files import DataRow
 
 from ....chat_templates import CHATML
 from .conftest import VOCAB

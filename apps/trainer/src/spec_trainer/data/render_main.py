@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from spec_core.foreign import cause
 from spec_core.wording import shortened
 from spec_processes import channel_to_parent
-from spec_trainer.data.rendering_limits import OutOfTime, address_space, rendering_limits
+from spec_trainer.data.kernel_limits import address_space
+from spec_trainer.data.rendering_limits import OutOfTime, rendering_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,6 +12,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from spec_trainer.data.kernel_limits import lowered_limit
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -36,7 +38,7 @@ def rendering_limits(seconds: float, most_bytes: int) -> Iterator[None]:
         raise OutOfTime(f"it takes more than {seconds:g} s")
 
     last_second = math.ceil(time.process_time() + seconds + _GRACE_S)
-    with _limit(resource.RLIMIT_AS, most_bytes), _limit(resource.RLIMIT_CPU, last_second):
+    with lowered_limit(resource.RLIMIT_AS, most_bytes), lowered_limit(resource.RLIMIT_CPU, last_second):
         before = signal.signal(signal.SIGVTALRM, ring)
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
         try:
@@ -44,20 +46,3 @@ def rendering_limits(seconds: float, most_bytes: int) -> Iterator[None]:
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             signal.signal(signal.SIGVTALRM, before)
-
-
-@contextmanager
-def _limit(kind: int, value: int) -> Iterator[None]:
-    """Lower a limit of this process, unless it is lower."""
-    soft, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (value if soft == resource.RLIM_INFINITY else min(value, soft), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(kind, (soft, hard))
-
-
-def address_space() -> int:
-    """Return the number of bytes of this process's address space."""
-    with open("/proc/self/statm", "rb") as pages:
-        return int(pages.read().split()[0]) * resource.getpagesize()

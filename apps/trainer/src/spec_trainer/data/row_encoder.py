@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_trainer.configuration.data import DataConfig
+    from spec_trainer.data.row_files import DataRow
     from spec_trainer.data.rows import Tokens
-    from spec_trainer.data.sources import DataRow
 
 ALONE_S = 5.0
 """CPU seconds spent on rows before other processes are started; starting a process takes about as long."""

@@ -97,12 +97,12 @@ def parse_row(row: object, no_images: str = TEXT_ONLY) -> Chat | Text | Tokens:
     kwargs = fields.get("chat_template_kwargs")
     if not isinstance(kwargs, dict | None):
         raise BadRow("bad conversation", f"chat_template_kwargs is {shown(kwargs)}, expected an object")
+    _check_media(fields, no_images)
     if "input_ids" in fields:
         images = () if no_images else row_images(fields)
         return replace(_tokens(fields, flag), chat_template_kwargs=kwargs, images=images)
     for key in ("messages", "conversations"):
         if key in fields:
-            _check_media(fields, no_images)
             messages = _messages(key, fields[key], fields.get("system"), no_images)
             messages, images = (messages, ()) if no_images else with_images(messages, fields)
             chat = Chat(messages, _tools(fields.get("tools")), flag, kwargs, images)

@@ -1,22 +1,18 @@
-"""Read rows from JSON, JSONL and Parquet files, folders of such files, and data sets of the hub."""
+"""Find the rows of data that a path names: a file, a folder of files, or a data set of the hub."""
 
 from __future__ import annotations
 
-import gzip
-import itertools
-import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DataError
-from spec_core.foreign import cause, check_regular, foreign_errors, read_bytes
+from spec_core.foreign import check_regular, foreign_errors
 from spec_core.wording import shown
 from spec_trainer.base.hub import hub_problem, is_hub_name
 from spec_trainer.configuration.chat import chat_of_answers, meta_of_answers
-from spec_trainer.data.errors import BadRow
+from spec_trainer.data.row_files import READABLE, ROWS, DataRow, rows_of_file, without_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,26 +20,9 @@ if TYPE_CHECKING:
 
     from spec_trainer.configuration.chat import ChatConfig
 
-_LINE_BYTES = 16 << 20
-"""Largest number of bytes of one JSONL row, enough for some millions of tokens. As Python lists they take 20 times as
-much."""
-_JSON_BYTES = 1 << 30
-"""Largest number of bytes of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
-_PARQUET_ROWS = 256
-_AS_UTF8 = "save the file as UTF-8, such as by iconv -f UTF-16 -t UTF-8"
 _DESCRIPTIONS = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
 """Metadata files of the hub and of ``datasets``, which hold no rows."""
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
-
-
-@dataclass(frozen=True)
-class DataRow:
-    """One row of the data, not yet checked."""
-
-    where: str
-    """``file:number``: the line number in JSONL, else the row's number, counted from 1."""
-    content: object
-    """The decoded row, or a BadRow if it cannot be decoded."""
 
 
 def read_rows(path: str) -> Iterator[DataRow]:
@@ -127,7 +106,7 @@ def _is_data(file: Path) -> bool:
 
 def _kind(file: Path) -> str | None:
     """Return the suffix that decides how a data file is read; None if the file is no data file."""
-    return next((suffix for suffix in _READERS if file.name.endswith(suffix)), None)
+    return next((suffix for suffix in READABLE if file.name.endswith(suffix)), None)
 
 
 def _raise(error: OSError) -> None:
@@ -137,99 +116,17 @@ def _raise(error: OSError) -> None:
 def _file_rows(file: Path) -> Iterator[DataRow]:
     kind = _kind(file)
     if kind is None:
-        raise DataError(f"data file '{file}' is of no known kind: expected {_EXPECTED}; {_ROWS}")
+        raise DataError(f"data file '{file}' is of no known kind: expected {_EXPECTED}; {ROWS}")
     check_regular(file, DataError)
     with _readable(str(file)):
-        _check_content(file, kind)
-        yield from _READERS[kind](file)
-
-
-def _check_content(file: Path, kind: str) -> None:
-    """Raise DataError if a data file is compressed or Parquet, and its suffix does not say so."""
-    with file.open("rb") as stream:
-        start = stream.read(4)
-    for magic, suffix in _MAGIC.items():
-        if start.startswith(magic) and kind != suffix:
-            raise DataError(f"data file '{file}' has the content of a {suffix} file; give it that suffix")
-
-
-def _jsonl_rows(file: Path) -> Iterator[DataRow]:
-    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
-        for number in itertools.count(1):
-            line = lines.readline(_LINE_BYTES + 1)
-            if len(line) > _LINE_BYTES:
-                raise DataError(
-                    f"{file}:{number}: the line has more than {_LINE_BYTES} bytes; cut the row into several"
-                )
-            if not line:
-                return
-            if line.strip():
-                yield DataRow(f"{file}:{number}", _decode_line(line))
-
-
-def _decode_line(line: bytes) -> object:
-    try:
-        return json.loads(line.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        return BadRow("not JSON", f"{error.msg} at column {error.colno}; {_ROWS}")
-    except UnicodeDecodeError as error:
-        return BadRow("not UTF-8", f"{error.reason} at byte {error.start}; {_AS_UTF8}")
-    except (ValueError, RecursionError) as error:  # too many digits, nested too deeply
-        return BadRow("not JSON", cause(error))
-
-
-def _json_rows(file: Path) -> Iterator[DataRow]:
-    try:
-        text = read_bytes(file, DataError, _JSON_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not UTF-8: {error.reason} at byte {error.start}; {_AS_UTF8}") from None
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data" and text.lstrip().startswith("{"):  # a row in each line
-            yield from _jsonl_rows(file)
-            return
-        raise DataError(f"{file}:{error.lineno}: not JSON: {error.msg}") from None
-    rows = document.get("data") if isinstance(document, dict) else document
-    if not isinstance(rows, list):
-        raise DataError(
-            f'{file}: expected a list of rows, {{"data": [...]}}, or a row in each of several lines'
-        )
-    for number, row in enumerate(rows, start=1):
-        yield DataRow(f"{file}:{number}", row)
-
-
-def _parquet_rows(file: Path) -> Iterator[DataRow]:
-    from pyarrow import OSFile, parquet
-
-    # pyarrow would take some names for addresses of remote stores.
-    with OSFile(str(file)) as source, parquet.ParquetFile(source) as table:
-        number = 0
-        for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
-            for row in batch.to_pylist():
-                number += 1
-                yield DataRow(f"{file}:{number}", _without_nulls(row))
-
-
-def _without_nulls(value: object) -> object:
-    """Return a value of a Parquet table without null fields.
-
-    A table gives each row the fields of all rows; a field that a row did not have is null.
-    """
-    if isinstance(value, dict):
-        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
-    if isinstance(value, list) and isinstance(
-        next((part for part in value if part is not None), None), dict | list
-    ):
-        return [_without_nulls(part) for part in value]
-    return value
+        yield from rows_of_file(file, kind)
 
 
 def read_hub(name: str, split: str, config: str | None = None) -> Iterator[DataRow]:
     """Yield the rows of a data set of the hub. Raise DataError if it cannot be read."""
     with _readable(f"{name}:{split}"):
         for number, row in enumerate(_load_hub(name, config, split), start=1):
-            yield DataRow(f"{name}:{split}:{number}", _without_nulls(row))
+            yield DataRow(f"{name}:{split}:{number}", without_nulls(row))
 
 
 def _load_hub(name: str, config: str | None, split: str) -> Any:
@@ -266,10 +163,5 @@ def _readable(source: str) -> AbstractContextManager[None]:
     return foreign_errors(DataError, f"data '{source}' cannot be read")
 
 
-_READERS = {".jsonl": _jsonl_rows, ".jsonl.gz": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}
-_MAGIC = {b"\x1f\x8b": ".jsonl.gz", b"PAR1": ".parquet"}
-READABLE = tuple(_READERS)
-"""Suffixes of the files that ``read_rows`` reads."""
 _KINDS = ".jsonl, .json, .parquet"
-_ROWS = "a .jsonl file has an object in each line, a file of one JSON array is named .json"
 _EXPECTED = f"a {_KINDS} file (or .jsonl.gz), a folder of them"

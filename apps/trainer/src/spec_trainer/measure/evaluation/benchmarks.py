@@ -18,8 +18,9 @@ from spec_core.errors import ConfigError, DataError
 from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.wording import shortened
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.row_files import READABLE
 from spec_trainer.data.rows import Chat
-from spec_trainer.data.sources import READABLE, data_files, read_files, read_hub
+from spec_trainer.data.sources import data_files, read_files, read_hub
 from spec_trainer.measure.evaluation.grading import LETTERS, right_answer
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
     from pathlib import Path
 
-    from spec_trainer.data.sources import DataRow
+    from spec_trainer.data.row_files import DataRow
     from spec_trainer.data.tokens import Encoder
 
 Row = Mapping[str, Any]
