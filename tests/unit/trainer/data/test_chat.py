@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from tokenizers import normalizers
 
 from spec_core.errors import DataError
 from spec_trainer.configuration.data import DataConfig
@@ -164,6 +165,19 @@ def test_a_token_across_the_border_of_a_turn_makes_the_row_bad(load):
     glued += "{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"
     with pytest.raises(DataError, match="not made of whole tokens"):
         load(conversation("The ", "ck brown"), template=glued)
+
+
+def test_a_character_that_the_tokenizer_swallows_is_named(load, tokenizer_kinds):
+    def swallows():
+        tokenizer = tokenizer_kinds.byte_level()
+        tokenizer.normalizer = normalizers.Replace("\u00e9", "")
+        return tokenizer
+
+    with pytest.raises(
+        DataError,
+        match=r"does not keep the text of an assistant turn, from '\u00e9' \(U\+00E9\) on: characters",
+    ):
+        load(conversation("Hi", "caf\u00e9s"), build=swallows)
 
 
 def test_what_the_template_refuses_is_a_bad_row_with_its_reason(load):

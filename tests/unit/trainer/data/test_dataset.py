@@ -118,6 +118,7 @@ def test_last_turn_only_keeps_the_last_stretch_of_a_tokenised_row(write):
         ),
         ({"conversations": [{"from": "human", "value": "a"}, {"value": "b"}]}, r"conversations\[1\]"),
         (CHAT | {"images": ["a.png"]}, "the row has 'images'; drafts are trained on text"),
+        (TOKENS | {"images": ["a.png"]}, "the row has 'images'; drafts are trained on text"),
         (CHAT | {"tools": "clock"}, "tools is not a list"),
         (CHAT | {"last_turn_only": "yes"}, "last_turn_only: expected true or false"),
         ({"text": 5}, "text is int"),

@@ -82,6 +82,17 @@ def test_data_and_target_are_part_of_the_identity(resolved):
     assert len({identity(run), identity(run, data_digest="x"), identity(run, target_digest="x")}) == 3
 
 
+def test_a_directory_of_another_run_names_what_differs(directory, resolved):
+    run = resolved()
+    with directory.locked():
+        directory.open(identity(run), run.config)
+    with pytest.raises(ArtifactError, match=r"belongs to another run \(different: data\); choose"):
+        directory.check_owner(identity(run, data_digest="x"))
+    other = identity(run, data_digest="x", target_digest="x").replace("seed=", "seed=0")
+    with pytest.raises(ArtifactError, match=r"\(different: data and seed and target\)"):
+        directory.check_owner(other)
+
+
 def test_directory_is_taken_and_then_owned(directory, resolved):
     run = resolved()
     directory.check_owner("me")

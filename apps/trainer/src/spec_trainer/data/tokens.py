@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +22,7 @@ from spec_trainer.data.errors import BadRow, row_errors
 from spec_trainer.data.image_parts import count_images
 from spec_trainer.data.row_images import NO_IMAGES, ImageRules, RowImages
 from spec_trainer.data.rows import Chat, Text, Tokens
+from spec_trainer.data.spelling import spelling_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -308,9 +308,8 @@ class Encoder:
         mask = np.zeros(len(ids), dtype=bool)
         for start, stop in rendering.spans:
             chosen = token_range(offsets, start, stop)
-            if not self._spells(ids[chosen], rendering.text[start:stop]):
-                detail = f"characters {start} to {stop} of the rendered conversation"
-                raise BadRow("an assistant turn is not made of whole tokens", detail)
+            if problem := spelling_problem(self._tokenizer, ids[chosen].tolist(), rendering.text[start:stop]):
+                raise BadRow(problem, f"characters {start} to {stop} of the rendered conversation")
             mask[chosen] = True
         return ids, mask
 
@@ -322,16 +321,6 @@ class Encoder:
         encoding = self._tokenize(_unicode(text), add_special_tokens=False, return_offsets_mapping=True)
         ids = np.asarray(encoding["input_ids"], dtype=np.int64)
         return ids, np.asarray(encoding["offset_mapping"]).reshape(-1, 2)
-
-    def _spells(self, ids: np.ndarray, text: str) -> bool:
-        """Return whether the tokens decode to the text, up to white space and Unicode normalisation.
-
-        Return True if an unknown token is among them, because it decodes to nothing.
-        """
-        if self._tokenizer.unk_token_id is not None and self._tokenizer.unk_token_id in ids:
-            return True
-        decoded = self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
-        return decoded == text or _squeezed(decoded) == _squeezed(text)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -397,8 +386,3 @@ def _unicode(text: str) -> str:
     except UnicodeEncodeError as error:
         raise BadRow("not Unicode", f"{error.reason} at character {error.start}") from None
     return text
-
-
-def _squeezed(text: str) -> str:
-    # SentencePiece writes spaces as U+2581; NFKC and case folding cover the usual normalisers.
-    return "".join(unicodedata.normalize("NFKC", text).replace("\u2581", " ").casefold().split())

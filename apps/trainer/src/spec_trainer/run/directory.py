@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError, RunError
 from spec_core.foreign import read_bytes
+from spec_core.wording import printable, shortened
 from spec_trainer.base.disk import check_own, check_writable, locked_folder, remove, write_atomically
 from spec_trainer.configuration import dump_yaml
 
@@ -25,7 +26,9 @@ _TRAIN_IDENTITY = (
 
 
 def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> str:
-    """Return the run's identity: a digest of data, chat format, target, draft, optimizer and batch.
+    """Return the run's identity: a digest each of data, chat format, target, draft, optimizer and batch.
+
+    It is one line of ``name=digest``, so that two identities show what differs between their runs.
 
     Seed, dtype, and options of the draft, the optimizer and the strategy are included, except options that change
     speed only. The strategy itself, the number of processes, placement, logging, timeouts and ``train.steps`` are
@@ -33,7 +36,7 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
     """
     parts = {
         "data": data_digest,
-        "shuffle": config.data.shuffle,
+        "data.shuffle": config.data.shuffle,
         "target": target_digest,
         "draft": config.draft.model_dump(mode="json", exclude={*config.draft.speed_only}),
         "train": {key: getattr(config.train, key) for key in _TRAIN_IDENTITY},
@@ -49,10 +52,22 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
     if config.decode.every:
         decode = config.decode.model_dump(mode="json", exclude={"replicas"})
         parts["decode"] = {**decode, "push_every": config.train.push_every}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+    return " ".join(f"{name}={_digest(part)}" for name, part in sorted(parts.items()))
+
+
+def _digest(part: object) -> str:
+    return hashlib.sha256(json.dumps(part, sort_keys=True, default=str).encode()).hexdigest()[:_DIGITS]
+
+
+def _differences(one: str, other: str) -> str:
+    """Return the names of the parts in which two identities differ."""
+    names = {part.partition("=")[0] for part in {*one.split()} ^ {*other.split()}}
+    return printable(shortened(" and ".join(sorted(names)), 200))
 
 
 _IDENTITY_BYTES = 1 << 10
+_DIGITS = 16
+"""Hexadecimal digits of the digest of a part of the identity."""
 
 
 class RunDirectory:
@@ -106,11 +121,11 @@ class RunDirectory:
 
     def check_owner(self, identity: str) -> None:
         """Raise ArtifactError if the directory belongs to another run, or cannot be a run's directory."""
-        if self.begun_as() not in (None, identity):
+        begun_as = self.begun_as()
+        if begun_as not in (None, identity):
             raise ArtifactError(
-                f"output {self.root} belongs to another run (data, chat format, target, draft, optimizer, options of "
-                "the strategy, seed, dtype, fp8, global batch or decoding differ); choose another output, or remove "
-                "it to start anew"
+                f"output {self.root} belongs to another run (different: {_differences(begun_as, identity)}); choose "
+                "another output, or remove it to start anew"
             )
 
     def begun_as(self) -> str | None:

@@ -160,7 +160,7 @@ class RunSpec(RunParts):
 
     @cached_property
     def identity(self) -> str:
-        """Digest of the run's identity (``run_identity``): equal digests mean the same run."""
+        """The run's identity (``run_identity``): equal identities mean the same run."""
         is_fixed = self.config.follow.new_target == "stop"
         return run_identity(self.config, self.source.digest, self.target.digest if is_fixed else "")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import TYPE_CHECKING
 
 from spec_core.errors import TargetError
@@ -9,6 +11,8 @@ from spec_kit.targets import tokenizer_tokens
 
 if TYPE_CHECKING:
     from spec_core.target import TargetSpec
+
+log = logging.getLogger(__name__)
 
 _MASKS = ("<|MASK|>", "<|mask|>", "<mask>", "[MASK]")
 _SPARE = ("reserved", "unused")
@@ -20,7 +24,7 @@ def choose_mask_token(target: TargetSpec) -> int:
     It is the first of these that exists: the tokenizer's mask token; the first id after the tokenizer's last
     token (a padded vocabulary has such ids); the tokenizer's first token that is named as reserved or unused; the
     last id of the vocabulary that is no end token. ``<|MASK|>`` comes first because SGLang refuses any other id
-    if the tokenizer has that token.
+    if the tokenizer has that token. Log a warning if the token is an ordinary one, which texts may have.
     """
     ids = _tokens(target)
     candidates = [ids[name] for name in _MASKS if name in ids]
@@ -28,7 +32,21 @@ def choose_mask_token(target: TargetSpec) -> int:
     candidates += sorted(number for name, number in ids.items() if _is_spare(name))
     candidates += reversed(range(target.vocab_size))
     fitting = (token for token in candidates if token < target.vocab_size)
-    return next((token for token in fitting if token not in target.eos_token_ids), 0)
+    chosen = next((token for token in fitting if token not in target.eos_token_ids), 0)
+    name = next((name for name, number in ids.items() if number == chosen), None)
+    if name is not None and name not in _MASKS and not _is_spare(name):
+        _warn(chosen, name)
+    return chosen
+
+
+@cache  # a draft asks more than once
+def _warn(token: int, name: str) -> None:
+    log.warning(
+        "the target's tokenizer has no mask token and no spare one: the slots to be guessed have the token %d, %r, "
+        "which texts may have, too; draft.mask_token_id sets another",
+        token,
+        name,
+    )
 
 
 def _is_spare(name: str) -> bool:

@@ -179,6 +179,21 @@ def test_a_question_has_some_choices(tmp_path):
             read_benchmarks({"mmlu": None}, tmp_path)
 
 
+@pytest.mark.parametrize("answer", [9, 2, -1, "Z", "C", "", True, 1.5, [1]])
+def test_an_answer_that_is_no_choice_is_refused(tmp_path, answer):
+    row = {"question": "Which?", "choices": ["one", "two"], "answer": answer}
+    (tmp_path / "mmlu.jsonl").write_text(json.dumps(row))
+    with pytest.raises(DataError, match=r"'answer' is .*, expected the index or the letter of a choice"):
+        read_benchmarks({"mmlu": None}, tmp_path)
+
+
+@pytest.mark.parametrize(("answer", "right"), [(0, "A"), (1, "B"), ("B", "B"), (None, None)])
+def test_an_answer_is_the_index_or_the_letter_of_a_choice(tmp_path, answer, right):
+    row = {"question": "Which?", "choices": ["one", "two"], "answer": answer}
+    (tmp_path / "mmlu.jsonl").write_text(json.dumps(row))
+    assert [found.right for found in read_benchmarks({"mmlu": None}, tmp_path)] == [right]
+
+
 def test_a_single_text_is_no_list_of_turns(tmp_path):
     (tmp_path / "mt_bench.jsonl").write_text('{"prompt": "What is 2+2?"}')
     with pytest.raises(DataError, match="expected a list of texts in 'prompt', got str"):
@@ -241,7 +256,17 @@ def test_benchmarks_are_named_with_numbers_of_rows():
         "aime24": None,
         "aime25": None,
     }
-    for wrong in ("arc", "gsm8k:0", "gsm8k:", "gsm8k:x", "gsm8k,gsm8k:3", "gsm8k,,mbpp"):
+    for wrong in (
+        "arc",
+        "gsm8k:0",
+        "gsm8k:",
+        "gsm8k:x",
+        "gsm8k,gsm8k:3",
+        "gsm8k,,mbpp",
+        "../gsm8k",
+        "/gsm8k",
+        "gsm8k/..",
+    ):
         with pytest.raises(ConfigError, match="expected some of mt_bench, gsm8k"):
             parse_benchmarks(wrong)
 

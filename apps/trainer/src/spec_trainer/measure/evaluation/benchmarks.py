@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError, DataError
 from spec_core.foreign import foreign_errors, read_bytes
-from spec_core.wording import shortened
+from spec_core.wording import shortened, shown
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.row_files import READABLE
 from spec_trainer.data.rows import Chat
@@ -83,6 +83,8 @@ def _choices(row: Row) -> list[str]:
     question, choices = _text(row["question"]), row["choices"]
     if not isinstance(choices, list) or not 2 <= len(choices) <= len(LETTERS):
         raise TypeError(f"expected a list of 2 to {len(LETTERS)} texts in 'choices'")
+    if (answer := row.get("answer")) is not None and right_answer(row) is None:
+        raise TypeError(f"'answer' is {shown(answer)}, expected the index or the letter of a choice")
     lines = [f"{letter}. {_text(choice)}" for letter, choice in zip(LETTERS, choices, strict=False)]
     return ["\n".join([question, "", *lines, "", _CHOICE])]
 
@@ -163,16 +165,18 @@ def parse_benchmarks(words: str) -> dict[str, int | None]:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    return re.sub(r"[-_ ]", "", name.lower())
 
 
 def _spellings(name: str) -> set[str]:
     """Return all accepted names of a benchmark, in lower case without dashes and underscores.
 
-    They are its key in ``BENCHMARKS``, with and without its configuration, and the name of its data set on the hub.
+    They are its key in ``BENCHMARKS``, with and without its configuration, and the name of its data set on the hub,
+    also with a dash in place of the slash.
     """
     benchmark = BENCHMARKS[name]
-    names = (name, f"{benchmark.config}-{name}", benchmark.hub, benchmark.hub.partition("/")[2])
+    hub, own = benchmark.hub, benchmark.hub.partition("/")[2]
+    names = (name, f"{benchmark.config}-{name}", hub, hub.replace("/", "-"), own)
     return {_plain(spelling) for spelling in names}
 
 

@@ -19,13 +19,15 @@ _LETTER = re.compile(rf"\b[{LETTERS}]\b", re.ASCII)
 def right_answer(row: Mapping[str, Any]) -> Decimal | str | None:
     """Return the right answer of a row: the letter of a choice, or a number; None if the row has neither.
 
-    A row with a list ``choices`` has the index of the right choice in ``answer``, as in MMLU.
+    A row with a list ``choices`` has the index of the right choice in ``answer``, as in MMLU, or its letter.
     """
     answer, choices = row.get("answer"), row.get("choices")
     if not isinstance(choices, list):
         return right_number(answer)
-    letters = dict(enumerate(LETTERS[: len(choices)]))
-    return letters.get(answer) if type(answer) is int else None
+    letters = LETTERS[: len(choices)]
+    if type(answer) is int and 0 <= answer < len(letters):
+        return letters[answer]
+    return answer if isinstance(answer, str) and answer in tuple(letters) else None
 
 
 def right_number(answer: object) -> Decimal | None:
