@@ -156,6 +156,13 @@ def test_mask_token_is_one_that_nothing_else_uses(tmp_path, vocabulary, added, e
     assert module.shape.mask_token_id == expected
 
 
+def test_a_mask_token_that_texts_may_have_is_said(tmp_path, caplog):
+    write_tokenizer(tmp_path, {**WORDS, "w26": 26, "w27": 27, "SmolWord": 28}, [])
+    target = make_target(folder=tmp_path, eos_token_ids=(3,))
+    DFlashDraft(DFlashConfig()).build(target, make_tensors(target), None)
+    assert "have the token 28, 'SmolWord', which texts may have, too; draft.mask_token_id sets" in caplog.text
+
+
 def test_mask_token_is_no_end_token():
     target = make_target(eos_token_ids=(28, 27))
     module = DFlashDraft(DFlashConfig()).build(target, make_tensors(target), None)

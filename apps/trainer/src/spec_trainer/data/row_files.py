@@ -41,7 +41,7 @@ _FEW_ROWS = 1 << 20
 _BETWEEN = re.compile(r"[\s,]*")
 _MAGIC = {b"\x1f\x8b": ".jsonl.gz", b"PAR1": ".parquet"}
 ROWS = "a .jsonl file has an object in each line, a file of one JSON array is named .json"
-"""What rows are in, for messages."""
+"""Advice in messages about rows that cannot be read."""
 
 
 @dataclass(frozen=True)
