@@ -81,7 +81,7 @@ def fragments(tree: ast.Module, pattern: re.Pattern[str] = FRAGMENT) -> list[int
 
 FOREIGN = re.compile(
     r"\bllm\.output_processor\b|(?:image|video)[ _]?processor\w*|\w+VLProcessor|ProcessorMixin|\bprocessor_config\b"
-    r"|mm_processor_(?:cache_gb|kwargs)|\bprocessor_output\b|\bcustom_logit_processor\b",
+    r"|mm_processor_(?:cache_gb|kwargs)|\bprocessor_output\b|\bcustom_logit_processor\b|\blogits_processor\b",
     re.IGNORECASE,
 )
 """Names that are vLLM's, SGLang's and transformers'."""

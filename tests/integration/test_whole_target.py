@@ -200,4 +200,7 @@ def test_a_head_without_a_place_in_the_target_is_refused(command_line, shipped, 
         assert command_line(*words, "--target", bare, "--output", run, f"draft.name={name}").code == 0
         export = ["export", "--checkpoint", run / "checkpoints" / "step-4", "--output", tmp_path / "copy"]
         assert problem in command_line(*export, "--whole-target").error
+        inside = [*export[:-1], bare / "copy", "--whole-target"]
+        assert "lies in the target's folder" in command_line(*inside).error
+    assert not (bare / "copy").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bare", "eagle3", "mtp"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_core import Tracker, plugins
+from spec_core.errors import ConfigError
 from spec_testing import TrackerSuite
 
 if TYPE_CHECKING:
@@ -84,3 +85,14 @@ class TestTrackers(TrackerSuite):
     def test_a_client_that_is_not_installed_is_named(self, tracker, monkeypatch):
         monkeypatch.setitem(sys.modules, tracker.name, None)
         assert tracker.probe().reason == f"{tracker.name} is not installed; pip install {tracker.name}"
+
+
+def test_tensorboard_writes_nowhere_but_into_the_run_directory(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"
+    elsewhere.mkdir()
+    run.mkdir()
+    (run / "tensorboard").symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match="tensorboard is a link"):
+        plugins.load(Tracker, "tensorboard")(True, run)
+    assert not list(elsewhere.iterdir())

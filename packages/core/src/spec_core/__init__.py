@@ -18,7 +18,7 @@ from spec_core.config import (
 from spec_core.context_group import ContextGroup
 from spec_core.draft import Draft, Proposal, Proposer
 from spec_core.draft_replica import LARGEST_VERSION, DraftReplica, ServingStatus, UpdateId, UpdateRequest
-from spec_core.engine import Engine, EngineAbilities, EngineContext
+from spec_core.engine import Engine, EngineAbilities, EngineContext, FrozenProducts
 from spec_core.foreign import foreign_errors, read_json_object
 from spec_core.host_tensors import to_device_async
 from spec_core.kernels import FindKernel, Kernel, KernelSet, no_kernel
@@ -65,6 +65,7 @@ __all__ = [
     "FeatureReceiver",
     "FeatureSender",
     "FindKernel",
+    "FrozenProducts",
     "Kernel",
     "KernelSet",
     "LaunchContext",

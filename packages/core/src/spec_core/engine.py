@@ -50,6 +50,9 @@ E20 ``live_server_words`` returns further words of ``serving_command`` with whic
     port, takes pushed drafts and hands out live requests, by HTTP (``spec_kit.hosting.HttpReplica``). The program
     reads its secret and which requests it stores from the environment variables SPEC_DRAFT_TOKEN and
     SPEC_LIVE_REQUESTS. Optional: by default it returns None, because no program does all this.
+E21 ``frozen_products`` returns what the embedding and the head that the engine has loaded give for some tokens, each
+    up to one positive factor. A run compares them with the target's folder before it captures. Optional: by default
+    it returns None, because an engine does not know.
 """
 
 from __future__ import annotations
@@ -110,6 +113,16 @@ class EngineContext:
         if self.transport is not None or self.placement is None:
             return self.transport
         return self.backend.transport(self.placement)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenProducts:
+    """Products of a vector [H] with the embedding and the head that an engine has loaded (E21)."""
+
+    embedding: tuple[float, ...]
+    """Per token, the product of the vector and the token's embedding."""
+    head: tuple[float, ...]
+    """Per token, its logit if the vector is the output of the final norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +292,10 @@ class Engine(Resource):
 
         Raise ArtifactError if the folder is not a draft.
         """
+
+    def frozen_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts | None:
+        """Return products of ``vector``, of length H, for these tokens, after ``start``; None if unknown (E21)."""
+        return None
 
     def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
         """Decode with a new proposer for each prompt from now on, and reset the acceptance counters.

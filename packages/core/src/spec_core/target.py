@@ -41,8 +41,8 @@ class TargetSpec:
     architecture: str
     model_type: str
     digest: str
-    """Identifies the target: SHA-256 over config.json, every safetensors header and samples of the weights'
-    bytes."""
+    """Identifies the target: SHA-256 over config.json, every safetensors header, and bytes from four places of each
+    tensor."""
 
     num_layers: int
     hidden_size: int

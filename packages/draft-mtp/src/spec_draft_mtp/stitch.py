@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
 from spec_draft_mtp.stored_head import head_places, head_shapes, read_head
+from spec_kit.targets import copy_target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +22,8 @@ def stitch(target: Path, head: Path, output: Path) -> None:
     """Copy ``target`` to ``output``, a new folder, with the tensors of ``head`` in place of the target's own head.
 
     All other bytes of the copy equal the target's. Raise ArtifactError, before anything is written, if the two heads
-    differ in the names, shapes or dtypes of their tensors. A head stores the constants of its router in float32; the
-    copy has them in the target's dtype.
+    differ in the names, shapes or dtypes of their tensors, and TargetError if the folder cannot be copied. A head
+    stores the constants of its router in float32; the copy has them in the target's dtype.
     """
     import torch
 
@@ -45,7 +45,7 @@ def stitch(target: Path, head: Path, output: Path) -> None:
         raise ArtifactError(
             f"{head} does not fit into {target}: {', '.join(sorted(unlike))} not alike in both"
         )
-    shutil.copytree(target, output, copy_function=shutil.copyfile)
+    copy_target(target, output)
     for name, (place, at) in old.items():
         tensor = place.view(new[place.name]).to(dtypes[name])
         _overwrite(output / at.file.relative_to(target), name, tensor)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         DraftReplica,
         EngineContext,
         FeatureSender,
+        FrozenProducts,
         Proposer,
         TargetSpec,
         Transport,
@@ -112,6 +113,10 @@ class HfEngine(Engine):
         The draft that is served when a prompt begins is used for its whole answer.
         """
         return self._submit(lambda: self._answers(prompts, sampling)).result()
+
+    def frozen_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts:
+        """Return products with the embedding and head that Transformers has loaded (E21)."""
+        return self._submit(lambda: self._model.frozen_products(token_ids, vector)).result()
 
     def load_draft(self, folder: Path) -> None:
         """Check ``folder``, and speculate with its draft from now on (E5)."""

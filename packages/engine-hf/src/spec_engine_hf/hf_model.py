@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from spec_core import TargetTensors, foreign_errors
+from spec_core import FrozenProducts, TargetTensors, foreign_errors
 from spec_core.errors import EngineError, TargetError
 from spec_core.records import FeatureSchema
 from spec_kit.drafting import TargetOps
@@ -165,6 +165,16 @@ class HfModel:
         with torch.no_grad(), target_errors(self.target):
             output = self.causal_lm(self._padded([token_ids]), use_cache=False, logits_to_keep=1, **seen)
         return output.logits[0, 0].float()
+
+    def frozen_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts:
+        """Return the products of ``vector`` with the tokens' embeddings, and the tokens' logits for it."""
+        embedding = self.causal_lm.get_input_embeddings()
+        vector_H = torch.tensor(vector, dtype=self.dtype, device=self.device)
+        ids_T = torch.tensor(token_ids, device=self.device)
+        with torch.no_grad(), target_errors(self.target):
+            embedded_T = embedding(ids_T).float() @ vector_H.float()
+            logits_V = self.causal_lm.get_output_embeddings()(vector_H)
+        return FrozenProducts(embedding=tuple(embedded_T.tolist()), head=tuple(logits_V[ids_T].tolist()))
 
     def is_finite(self) -> bool:
         """Return whether the target computes finite states."""

@@ -23,9 +23,10 @@ from spec_engine_sglang.serving_format import (
 from spec_kit.hosting import SpeculativeMode, SubprocessEngine, probe_version
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from spec_core import Draft, EngineConfig, TargetSpec
+    from spec_core import Draft, EngineConfig, FrozenProducts, TargetSpec
     from spec_core.records import Availability, ServerCounters
     from spec_kit.hosting import Mode, ProgramReplica
 
@@ -118,6 +119,10 @@ class SglangEngine(SubprocessEngine):
     def start_program(self, mode: Mode) -> SglangProcess:
         """Start SGLang in a separate process."""
         return SglangProcess(cast("SglangConfig", self.config), self.target, self.context, mode)
+
+    def frozen_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts | None:
+        """Return products with the tables in the program's model (E21)."""
+        return self.program_products(token_ids, vector)
 
     def draft_replica(self, group: str = "default") -> ProgramReplica:
         """Return the replica that updates the draft's weights while SGLang speculates (E10)."""

@@ -78,8 +78,12 @@ def register() -> None:
 def _register_capture() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from spec_engine_sglang.frozen_tables import answer_products
+
+    scheduler = "sglang.srt.managers.scheduler.Scheduler"
     # By then the model is loaded and every graph captured; SGLang registers its forward hooks there, too.
-    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", attach_capture, HookType.AFTER)
+    HookRegistry.register(f"{scheduler}.__init__", attach_capture, HookType.AFTER)
+    HookRegistry.register(f"{scheduler}.get_internal_state", answer_products, HookType.AROUND)
 
 
 def _register_updates() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import EngineError
+from spec_engine_sglang.frozen_tables import ask_products
 from spec_engine_sglang.guess_depths import answer_depths
 from spec_engine_sglang.image_inputs import ImageInputs
 from spec_kit.hosting import EngineLink
@@ -53,7 +54,11 @@ def _handlers(engine: Any, inputs: ImageInputs) -> dict[str, Handler]:
     async def draft(message: Fields) -> Fields:
         return await ranks.call(message["call"], message["argument"])
 
-    return {"run": partial(_run, engine, inputs, ranks), "draft": draft}
+    return {
+        "run": partial(_run, engine, inputs, ranks),
+        "draft": draft,
+        "frozen": partial(ask_products, engine.tokenizer_manager),
+    }
 
 
 async def _run(engine: Any, inputs: ImageInputs, ranks: DraftRanks, message: Fields) -> Fields:

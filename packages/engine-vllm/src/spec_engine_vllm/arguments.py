@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Arguments = dict[str, Any]
 
+FROZEN_TABLES = "spec_engine_vllm.frozen_tables.FrozenTables"
+"""Extension of the workers of a vLLM that captures."""
 _CONNECTOR = "spec_engine_vllm.connector"
 _MOST_SEQUENCES = 256
 """Default maximum number of sequences that run at once."""
@@ -97,6 +99,7 @@ def _of_mode(config: VllmConfig, mode: Mode) -> Arguments:
                 "kv_connector_module_path": _CONNECTOR,
                 "kv_role": "kv_producer",
             },
+            "worker_extension_cls": FROZEN_TABLES,
         }
     if isinstance(mode, SpeculativeMode):
         return {

@@ -22,9 +22,10 @@ from spec_engine_vllm.serving_format import (
 from spec_kit.hosting import SpeculativeMode, SubprocessEngine, installed_version, probe_version
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from spec_core import Draft, EngineConfig, TargetSpec
+    from spec_core import Draft, EngineConfig, FrozenProducts, TargetSpec
     from spec_core.records import Availability, FeatureSchema, ServerCounters
     from spec_kit.hosting import Mode, ProgramReplica
 
@@ -146,6 +147,10 @@ class VllmEngine(SubprocessEngine):
     def start_program(self, mode: Mode) -> VllmProcess:
         """Start vLLM in a separate process."""
         return VllmProcess(cast("VllmConfig", self.config), self.target, self.context, mode)
+
+    def frozen_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts | None:
+        """Return products with the tables in the program's model (E21)."""
+        return self.program_products(token_ids, vector)
 
     def draft_replica(self, group: str = "default") -> ProgramReplica:
         """Return the replica that updates the draft's weights while vLLM speculates (E10)."""

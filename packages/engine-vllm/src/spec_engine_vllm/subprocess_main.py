@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import EngineError
 from spec_engine_vllm.acceptance_counts import EngineTotals
-from spec_engine_vllm.draft_ranks import VllmRanks
+from spec_engine_vllm.draft_ranks import EXTENSION, VllmRanks
 from spec_engine_vllm.guess_depths import guess_depths_of
 from spec_engine_vllm.image_prompts import ImagePrompts
-from spec_kit.hosting import EngineLink
+from spec_kit.hosting import EngineLink, sum_of_shards
 from spec_processes import ending
 
 if TYPE_CHECKING:
@@ -57,10 +57,15 @@ async def _serve(link: EngineLink) -> None:
         _watch_cores(link, closing)
         link.ready()
         prompts = ImagePrompts(Path(link.arguments["model"]))
-        requests = Requests(llm, prompts, may_draft="worker_extension_cls" in link.arguments)
+        requests = Requests(llm, prompts, may_draft=_may_draft(link.arguments))
         # is_sleeping asks the engine core. If it has stopped, this program sends no sign of life either.
         await link.serve(
-            {"run": requests.run, "counters": requests.counters, "draft": requests.draft},
+            {
+                "run": requests.run,
+                "counters": requests.counters,
+                "draft": requests.draft,
+                "frozen": requests.frozen,
+            },
             llm.is_sleeping,
             lambda: llm.errored,
         )
@@ -91,9 +96,13 @@ def _start(arguments: dict[str, Any]) -> Any:
     elif not _generators_rewind():
         longest = max(arguments["max_num_batched_tokens"], arguments["max_model_len"])
         arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": longest}
-    if "worker_extension_cls" in arguments and hasattr(AsyncEngineArgs, _PER_REQUEST):
+    if _may_draft(arguments) and hasattr(AsyncEngineArgs, _PER_REQUEST):
         arguments[_PER_REQUEST] = "summary"
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def _may_draft(arguments: dict[str, Any]) -> bool:
+    return arguments.get("worker_extension_cls") == EXTENSION
 
 
 def _generators_rewind() -> bool:
@@ -138,6 +147,11 @@ class Requests:
     async def draft(self, message: Fields) -> Fields:
         """Send the ``call`` and the ``argument`` of ``message`` to every rank, between two of vLLM's steps."""
         return await self._ranks.call(message["call"], message["argument"])
+
+    async def frozen(self, message: Fields) -> Fields:
+        """Return products with the embedding and the head, summed over ranks; no fields if the model has none."""
+        asked = (message["embedding"], message["token_ids"], message["vector"])
+        return sum_of_shards(await self._llm.collective_rpc("spec_frozen_products", args=asked))
 
     async def _generate(self, name: str, request: Fields, is_timed: bool) -> Fields:
         from vllm import SamplingParams

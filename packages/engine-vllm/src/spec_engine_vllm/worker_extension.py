@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_engine_vllm.frozen_tables import FrozenTables
 from spec_engine_vllm.sampler_check import SamplerCheck
 from spec_engine_vllm.serving_capture import capture_if_asked, states_of
 from spec_kit.hosting import DraftRank
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from spec_engine_vllm.draft_slot import VllmDraftSlot
 
 
-class WorkerExtension(SamplerCheck):
-    """Methods for vLLM's worker: updates of the draft's weights, states of requests, the sampler's check."""
+class WorkerExtension(SamplerCheck, FrozenTables):
+    """Methods for vLLM's worker: updates of the draft, states of requests, checks of sampler and frozen tables."""
 
     def spec_draft(self, call: str, argument: str = "") -> dict[str, str] | None:
         """Return the answer of this rank's ``DraftRank``; None if vLLM serves no draft."""

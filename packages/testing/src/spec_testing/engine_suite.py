@@ -1,4 +1,4 @@
-"""EngineSuite tests the contract of spec_core.engine (E1–E16, E19, E20) against an independent computation.
+"""EngineSuite tests the contract of spec_core.engine (E1–E16, E19–E21) against an independent computation.
 
 ::
 
@@ -25,7 +25,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
-import torch
 
 from spec_core.draft_replica import DraftReplica
 from spec_core.engine import EngineContext
@@ -40,7 +39,9 @@ from spec_testing.answer_checks import (
     greedy_answer,
     token_rows,
 )
+from spec_testing.captured import assert_states_close, receive_copies
 from spec_testing.conformance import ConformanceSuite
+from spec_testing.frozen_checks import assert_frozen_products
 from spec_testing.limits import patient
 from spec_testing.reference import reference_backend
 from spec_testing.serving_checks import assert_live_server_words, assert_serving, assert_serving_command
@@ -49,18 +50,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from torch import Tensor
-
     from spec_core.backend import Placement
     from spec_core.engine import Engine
-    from spec_core.records import FeatureSample, Generation
+    from spec_core.records import Generation
     from spec_core.transport import FeatureReceiver, Transport
     from spec_testing.answer_checks import ReferenceTarget
 
 LIMIT_S = patient(120.0)
 WINDOW_BYTES = 1 << 24
-TOLERANCE = 1e-4
-"""Tolerance relative to the largest value: float32 rounding in batches of different shapes."""
 GREEDY = SamplingParams(max_new_tokens=12, stop_at_eos=False)
 SPECULATING = replace(GREEDY, num_draft_tokens=3)
 
@@ -129,7 +126,7 @@ class EngineSuite(ConformanceSuite):
         engine.capture(requests, schema).result(LIMIT_S)
         for receiver in receivers:
             wanted = {r.request_id: r.input_ids for r in requests if receiver.address in r.destinations}
-            got = _drain(receiver, len(wanted))
+            got = receive_copies(receiver, len(wanted))
             assert {s.request_id: tuple(s.input_ids.tolist()) for s in got} == wanted
             with pytest.raises(DeadlineExceeded):
                 receiver.receive(0.05)
@@ -144,13 +141,13 @@ class EngineSuite(ConformanceSuite):
         """E2: states of layer k equal the input of target layer k or of the final norm, in any batch."""
         requests = _requests(engine, [receivers[0].address])
         engine.capture(requests, schema).result(LIMIT_S)
-        together = {s.request_id: s.hidden_TNH for s in _drain(receivers[0], len(requests))}
+        together = {s.request_id: s.hidden_TNH for s in receive_copies(receivers[0], len(requests))}
         engine.capture(requests[:1], schema).result(LIMIT_S)
-        (alone,) = _drain(receivers[0], 1)
-        _assert_close(alone.hidden_TNH, together[requests[0].request_id])
+        (alone,) = receive_copies(receivers[0], 1)
+        assert_states_close(alone.hidden_TNH, together[requests[0].request_id])
         for request in requests:
             expected_TNH = reference.hidden(request.input_ids)[:, list(schema.layers)]
-            _assert_close(together[request.request_id], expected_TNH)
+            assert_states_close(together[request.request_id], expected_TNH)
 
     def test_e3_future_is_done_when_all_is_sent(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
@@ -159,7 +156,7 @@ class EngineSuite(ConformanceSuite):
         requests = _requests(engine, [receivers[0].address])
         assert engine.capture(requests, schema).result(LIMIT_S) is None
         engine.close()
-        assert len(_drain(receivers[0], len(requests))) == len(requests)
+        assert len(receive_copies(receivers[0], len(requests))) == len(requests)
 
     def test_e3_failed_send_ends_in_the_future(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
@@ -305,7 +302,7 @@ class EngineSuite(ConformanceSuite):
         engine.health()
         requests = _requests(engine, [receivers[0].address])
         engine.capture(requests, schema).result(LIMIT_S)
-        assert len(_drain(receivers[0], len(requests))) == len(requests)
+        assert len(receive_copies(receivers[0], len(requests))) == len(requests)
 
     def test_e9_start_refuses_what_the_target_does_not_have(
         self, engine: Engine, schema: FeatureSchema
@@ -360,6 +357,13 @@ class EngineSuite(ConformanceSuite):
         """E20: the words of the server's command line name the port."""
         assert_live_server_words(engine)
 
+    def test_e21_frozen_products_are_the_targets(
+        self, engine: Engine, schema: FeatureSchema, tmp_path: Path
+    ) -> None:
+        """E21: the products are those of the target's folder, and not those of another embedding or head."""
+        engine.start(schema)
+        assert_frozen_products(engine, tmp_path)
+
     @pytest.mark.parametrize(
         "metrics", ["", "<html>", "up 1\n", "# HELP up\n" * 3, "process_cpu_seconds_total nan"]
     )
@@ -381,20 +385,5 @@ def _prompts(engine: Engine) -> list[list[int]]:
     return token_rows(engine, (4, 9, 2))
 
 
-def _drain(receiver: FeatureReceiver, count: int) -> list[FeatureSample]:
-    """Receive ``count`` samples and return copies, as released samples may be overwritten (T4)."""
-    samples: list[FeatureSample] = []
-    for _ in range(count):
-        got = receiver.receive(LIMIT_S)
-        samples.append(replace(got, input_ids=got.input_ids.clone(), hidden_TNH=got.hidden_TNH.clone()))
-        receiver.release(got)
-    return samples
-
-
 def _tokens(answers: Sequence[Generation]) -> list[tuple[int, ...]]:
     return [answer.token_ids for answer in answers]
-
-
-def _assert_close(got_TNH: Tensor, expected_TNH: Tensor) -> None:
-    scale = float(expected_TNH.abs().max())
-    torch.testing.assert_close(got_TNH.cpu(), expected_TNH.cpu(), rtol=0, atol=TOLERANCE * scale)

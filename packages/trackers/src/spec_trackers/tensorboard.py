@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core import Tracker
+from spec_core.errors import ConfigError
 from spec_trackers.client import client_installed
 
 if TYPE_CHECKING:
@@ -29,11 +30,16 @@ class TensorBoardTracker(Tracker):
         return client_installed("tensorboard")
 
     def __init__(self, value: bool, folder: Path) -> None:
-        """Write event files below ``folder``."""
+        """Write event files below ``folder``. Raise ConfigError if they would be written elsewhere."""
         from torch.utils.tensorboard import SummaryWriter
 
         super().__init__(value, folder)
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        events = folder / "tensorboard"
+        if events.is_symlink():
+            raise ConfigError(
+                f"{events} is a link, and event files go into the run directory only; remove the link"
+            )
+        self._writer = SummaryWriter(str(events))
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Write the scalars of a training step."""

@@ -99,3 +99,24 @@ def test_quantisation_that_is_no_object_is_refused(copied, value):
     line = refusal(with_config(copied, quantization_config=value))
     assert "quantization_config=" in line
     assert line.endswith("expected an object")
+
+
+def test_digest_notices_a_change_of_any_one_tensor(copied):
+    """Also where tensors are so many, and a file so long, that few places of the file could miss one."""
+    before, stored = read_target(copied).digest, load_file(copied / "model.safetensors")
+    for name in stored:
+        changed = stored | {name: stored[name] * 1.001 + 1e-4}
+        save_file(changed, copied / "model.safetensors", metadata={"format": "pt"})
+        assert read_target(copied).digest != before, name
+    save_file(stored, copied / "model.safetensors", metadata={"format": "pt"})
+    assert read_target(copied).digest == before
+
+
+def test_digest_notices_a_changed_tensor_between_long_ones(copied):
+    extra = {f"model.extra{number}.weight": torch.zeros(200_000) for number in range(40)}
+    stored = load_file(copied / "model.safetensors") | extra
+    save_file(stored, copied / "model.safetensors", metadata={"format": "pt"})
+    before = read_target(copied).digest
+    stored["model.layers.3.mlp.up_proj.weight"] += 1
+    save_file(stored, copied / "model.safetensors", metadata={"format": "pt"})
+    assert read_target(copied).digest != before

@@ -22,7 +22,7 @@ from spec_engine_vllm.serving_format import check_vllm_folder
 from spec_kit.drafting.draft_folder import recognise
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.commands.evaluate import export_untrained
-from spec_trainer.run.draft_folder import check_draft
+from spec_trainer.run.draft_folder import check_draft, position_warning
 from spec_trainer.run.draft_trainer import export_draft
 from spec_trainer.run.serving import serving_commands
 
@@ -133,6 +133,15 @@ def test_a_draft_is_served_with_no_more_guesses_than_it_was_trained_for(
     assert check_draft(folder, target, None)[1] == guesses
     commands = serving_commands(target, draft, folder, draft.default_draft_tokens)
     assert f'"num_speculative_tokens": {guesses}' in commands["vllm"]
+
+
+def test_draft_with_fewer_positions_than_its_target_is_named(export, target):
+    folder = export("eagle3")
+    assert position_warning(check_draft(folder, target, None)[0], target) is None
+    edit(folder, {"max_position_embeddings": 64})
+    warning = position_warning(check_draft(folder, target, None)[0], target)
+    assert warning.startswith(f"the draft has 64 positions, target {target.folder} has 256")
+    assert "max_position_embeddings=256" in warning
 
 
 def test_a_folder_that_does_not_say_how_far_it_was_trained_is_served_with_four_guesses(export, target):

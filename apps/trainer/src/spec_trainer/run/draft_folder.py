@@ -43,6 +43,18 @@ def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) 
     return draft, num_draft_tokens
 
 
+def position_warning(draft: Draft, target: TargetSpec) -> str | None:
+    """Return a warning if the draft's config.json has fewer positions than the target; else None."""
+    positions: object = draft.exported_config(target).get("max_position_embeddings")
+    if type(positions) is not int or positions >= target.max_positions:
+        return None
+    return (
+        f"the draft has {positions} positions, target {target.folder} has {target.max_positions}: it was not made "
+        f"for longer texts, and servers may refuse them (docs/targets.md); to serve them, "
+        f"write max_position_embeddings={target.max_positions} into the draft's config.json and train it on them"
+    )
+
+
 def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
     """Check the folder that ``draft`` has exported.
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import Store
 
-    from spec_core import Engine, Strategy, TargetSpec, TargetTensors, Transport
+    from spec_core import Engine, FeatureSchema, Strategy, TargetSpec, TargetTensors, Transport
     from spec_trainer.configuration.engine_options import EngineOptions
     from spec_trainer.push.live_measurements import Measure
     from spec_trainer.run.feature_stream import BatchSource
@@ -90,6 +90,14 @@ def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around:
     context = EngineContext(backend=parts.backend, start_s=timeouts.start_s, peer_s=timeouts.peer_s, **around)
     with Waiting(f"starting engine {parts.config.engine.name}"):
         return parts.engine_type.create(parts.config.engine, target, context)
+
+
+def start_engine(engine: Engine, target: TargetSpec, schema: FeatureSchema) -> None:
+    """Start the engine for captures. Raise TargetError if its embedding or head is not the trainer's."""
+    from spec_kit.targets import check_same_weights
+
+    engine.start(schema)
+    check_same_weights(engine, target)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from spec_trainer.plan.resolve import resolve_parts
 from spec_trainer.run.dispatch import SampleReference, capture_from
-from spec_trainer.training.wiring import create_engine
+from spec_trainer.training.wiring import create_engine, start_engine
 from spec_trainer.workers.dataset_copy import check_sees_run_directory, run_dataset
 from spec_trainer.workers.decoded_folder import cycle_dataset
 from spec_trainer.workers.health_watch import HealthWatch
@@ -38,7 +38,7 @@ def run_engine(stack: ExitStack, controller: ControllerLink, order: WorkerOrder)
             memory_fraction=order.memory_fraction,
         )
     )
-    engine.start(parts.schema)
+    start_engine(engine, parts.target, parts.schema)
     engine.health()
     stack.enter_context(HealthWatch(engine, controller, parts.config.timeouts.peer_s))
     dataset = run_dataset(order, controller.ask)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spec_trainer.base.waiting import Waiting
 from spec_trainer.run.dispatch import Dispatcher, capture_from
 from spec_trainer.run.timer import Timer
-from spec_trainer.training.wiring import RankLinks, create_engine, rank_features, train_rank
+from spec_trainer.training.wiring import RankLinks, create_engine, rank_features, start_engine, train_rank
 from spec_trainer.workers.decoder import EngineDecoder, interrupted_decoding, portions
 from spec_trainer.workers.passes import Pass
 from spec_trainer.workers.run_driver import RunDriver
@@ -61,7 +61,7 @@ def inline_driver(
             around = {"placement": "inline", "transport": transport}
             engines = [stack.enter_context(create_engine(spec, spec.target, **around))]
             with Waiting(f"starting captures of engine {spec.config.engine.name}"):
-                engines[0].start(spec.schema)
+                start_engine(engines[0], spec.target, spec.schema)
         yield InlineDriver(
             device=device,
             engines=engines,

@@ -44,6 +44,7 @@ from spec_kit.lazy import lazy_names
 if TYPE_CHECKING:
     from spec_kit.hosting.state_copies import StateCopies, StepBatch
     from spec_kit.hosting.state_rows import StateRows
+    from spec_kit.hosting.vocabulary_shard import shard_products, sum_of_shards
 else:
     __getattr__ = lazy_names(__name__, __file__)
 
@@ -93,6 +94,8 @@ __all__ = [
     "passed_on",
     "piece_rows",
     "probe_version",
+    "shard_products",
     "states_key",
+    "sum_of_shards",
     "unreserved",
 ]

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from spec_core.engine import Engine
+from spec_core.engine import Engine, FrozenProducts
 from spec_core.errors import ArtifactError, ConfigError, EngineError
 from spec_core.records import AcceptanceCounters
 from spec_core.wording import counted
@@ -127,6 +127,23 @@ class SubprocessEngine(Engine):
     def acceptance(self) -> AcceptanceCounters:
         """Return the acceptance counters since the last ``load_draft``, summed over program starts (E5)."""
         return self._submit(self._acceptance).result()
+
+    def program_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts | None:
+        """Return the products that the running program computes (E21).
+
+        It is for ``frozen_products`` of an engine whose program answers requests of kind ``frozen`` with the fields
+        of FrozenProducts, or with none. Their field ``embedding`` names the embedding's module. Raise EngineError if
+        no program runs.
+        """
+        process = self._process
+        if process is None:
+            raise EngineError(f"engine {self.name!r} runs no program yet; start it first")
+        table = self.target.embedding_name.split(".")[-2]
+        asked = process.ask("frozen", embedding=table, token_ids=list(token_ids), vector=list(vector))
+        fields = asked.result(self.context.peer_s)
+        if not {"embedding", "head"} <= fields.keys():
+            return None
+        return FrozenProducts(embedding=tuple(fields["embedding"]), head=tuple(fields["head"]))
 
     def program_replica(self, num_ranks: int) -> ProgramReplica:
         """Return the replica by which new weights of the loaded draft are pushed to the program.

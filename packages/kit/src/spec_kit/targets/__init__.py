@@ -4,6 +4,8 @@ from spec_kit.targets.image_encoder import ImageEncoder, read_image_encoder
 from spec_kit.targets.quantised_weights import quantised_weight
 from spec_kit.targets.quiet_transformers import quiet_transformers
 from spec_kit.targets.safetensors_index import StoredTensor, stored_tensors
+from spec_kit.targets.same_weights import check_same_weights
+from spec_kit.targets.target_copy import check_outside, copy_target
 from spec_kit.targets.target_images import FORMATS, TargetImages, decoded_image, media_type
 from spec_kit.targets.target_reader import check_target_tensors, read_target, read_target_tensors
 from spec_kit.targets.tokenizer_tokens import tokenizer_tokens
@@ -13,7 +15,10 @@ __all__ = [
     "ImageEncoder",
     "StoredTensor",
     "TargetImages",
+    "check_outside",
+    "check_same_weights",
     "check_target_tensors",
+    "copy_target",
     "decoded_image",
     "media_type",
     "quantised_weight",

@@ -22,7 +22,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _LENGTH_BYTES = 8
 _BLOCK_BYTES = 1 << 20
-_SAMPLES, _SAMPLE_BYTES = 16, 4096
+_SAMPLES, _SAMPLE_BYTES = 4, 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,30 +84,38 @@ def are_equal(folder: Path, one: str, other: str) -> bool:
     first, second = tensors[one], tensors[other]
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    blocks = zip(_blocks(first.file, one), _blocks(second.file, other), strict=True)
-    return all(block == as_block for block, as_block in blocks)
+    pairs = zip(_blocks(first.file, one), _blocks(second.file, other), strict=True)
+    return all(block == other_block for block, other_block in pairs)
+
+
+def sampled_blocks(file: Path) -> Iterator[bytes]:
+    """Yield four blocks of at most 512 bytes of each tensor, spread evenly over it.
+
+    They distinguish two files with equal headers of which any whole tensor differs, without reading the whole files.
+    """
+    with file.open("rb", buffering=0) as stream:
+        for start, stop in _places(file).values():
+            last = max(start, stop - _SAMPLE_BYTES)
+            for number in range(_SAMPLES):
+                stream.seek(start + (last - start) * number // (_SAMPLES - 1))
+                yield stream.read(min(_SAMPLE_BYTES, stop - start))
 
 
 def _blocks(file: Path, name: str) -> Iterator[bytes]:
     """Yield the bytes of a stored tensor in blocks of at most 1 MiB."""
+    start, stop = _places(file)[name]
+    with file.open("rb") as stream:
+        stream.seek(start)
+        for done in range(start, stop, _BLOCK_BYTES):
+            yield stream.read(min(_BLOCK_BYTES, stop - done))
+
+
+def _places(file: Path) -> dict[str, tuple[int, int]]:
+    """Return the first byte of each tensor in the file, and the byte after its last."""
     header = read_header(file)
-    start, stop = json.loads(header)[name]["data_offsets"]
-    with file.open("rb") as stream:
-        stream.seek(_LENGTH_BYTES + len(header) + start)
-        for done in range(0, stop - start, _BLOCK_BYTES):
-            yield stream.read(min(_BLOCK_BYTES, stop - start - done))
-
-
-def sampled_blocks(file: Path) -> Iterator[bytes]:
-    """Yield 16 blocks of 4,096 bytes, spread evenly over the file.
-
-    They distinguish two files with equal headers without reading the whole files.
-    """
-    last = max(0, file.stat().st_size - _SAMPLE_BYTES)
-    with file.open("rb") as stream:
-        for number in range(_SAMPLES):
-            stream.seek(last * number // (_SAMPLES - 1))
-            yield stream.read(_SAMPLE_BYTES)
+    base = _LENGTH_BYTES + len(header)
+    offsets = {name: fields.get("data_offsets") for name, fields in json.loads(header).items()}
+    return {name: (base + found[0], base + found[1]) for name, found in offsets.items() if found}
 
 
 def _file_names(index: Path) -> set[str]:

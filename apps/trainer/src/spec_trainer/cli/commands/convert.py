@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from spec_trainer.run.draft_trainer import export_draft
 if TYPE_CHECKING:
     from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 
 def convert_draft(draft_model: Path, target_folder: str, output: Path) -> Path:
     """Write the draft in ``draft_model`` in this project's layout into ``output``, and return ``output``.
@@ -24,12 +27,15 @@ def convert_draft(draft_model: Path, target_folder: str, output: Path) -> Path:
     from spec_kit.drafting import recognise
     from spec_kit.drafting.draft_files import check_finite
     from spec_kit.targets.target_reader import read_target, read_target_tensors
+    from spec_trainer.run.draft_folder import position_warning
 
     if os.path.lexists(output):
         raise ArtifactError(f"output {output} exists; choose a new folder")
     check_writable(output)
     target = read_target(resolve_target(target_folder))
     draft = recognise(draft_model, target)
+    if warning := position_warning(draft, target):
+        log.warning("%s", warning)
     check_finite(draft_model)
     weights = draft.build(target, read_target_tensors(target), None).state_dict()
     export_draft(draft, weights, target, output, read_chat_record(draft_model))

@@ -34,7 +34,7 @@ def export_checkpoint(
     trained for. ``whole_target``: write a copy of the target with the draft inside.
     """
     from spec_kit.drafting.draft_folder import recognise
-    from spec_kit.targets.target_reader import read_target
+    from spec_kit.targets import check_outside, read_target
 
     meta = check_whole(checkpoint)
     if os.path.lexists(output):
@@ -52,6 +52,7 @@ def export_checkpoint(
     num_draft_tokens = config.decode.num_draft_tokens or draft.default_draft_tokens
     weights = read_weights(types["strategy"], checkpoint)
     if whole_target:
+        check_outside(target.folder, output)
         _export_inside_target(draft, weights, target, output)
         target = read_target(output)
         draft = recognise(output, target)

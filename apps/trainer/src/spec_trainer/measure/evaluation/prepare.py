@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from spec_trainer.measure.evaluation.benchmarks import Questions
     from spec_trainer.measure.evaluation.request import EvaluationRequest
     from spec_trainer.measure.evaluation.workload import Prompts
+
+log = logging.getLogger(__name__)
 
 _OTHER_TEMPERATURE = 1.0
 """Temperature of the sampled answers if the request has none."""
@@ -50,12 +53,14 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     from spec_kit.targets.target_reader import read_target
     from spec_trainer.base.hub import resolve_target
     from spec_trainer.configuration.chat import read_chat_record
-    from spec_trainer.run.draft_folder import check_draft
+    from spec_trainer.run.draft_folder import check_draft, position_warning
 
     options = read_engine_options(request.engine, request.backend, words)
     target = read_target(resolve_target(request.target))
     draft, num_draft_tokens = check_draft(request.draft_folder, target, request.num_draft_tokens)
     check_finite(request.draft_folder)
+    if warning := position_warning(draft, target):
+        log.warning("%s", warning)
     options.engine_type.check_draft(
         options.config.engine, target, draft, request.draft_folder, num_draft_tokens
     )

@@ -1,0 +1,65 @@
+"""Compare the embedding and the head that an engine computes with to those that the trainer reads from the folder."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import TYPE_CHECKING
+
+from spec_core.errors import TargetError
+from spec_kit.targets.target_reader import read_target_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from spec_core.engine import Engine
+    from spec_core.target import TargetSpec
+
+log = logging.getLogger(__name__)
+
+_MOST_TOKENS = 4096
+_ENTRY = 2.0**-4
+"""Size of the vector's entries. Every dtype has it exactly, and the logits are too small for a soft-cap to bend."""
+_TOLERANCE = 0.05
+"""Largest difference, relative to the largest value. Rounding to bfloat16 gives 0.01, a head in fp8 0.03, and another
+tensor about 1."""
+
+
+def check_same_weights(engine: Engine, target: TargetSpec) -> None:
+    """Raise TargetError if the engine's embedding or head is not the one in the folder of ``target`` (E21).
+
+    Up to 4,096 tokens, spread over the vocabulary, are compared by their products with one vector of signs. The
+    engine must have been started.
+    """
+    tokens = range(0, target.vocab_size, -(-target.vocab_size // _MOST_TOKENS))
+    vector = random.Random(0).choices((-_ENTRY, _ENTRY), k=target.hidden_size)
+    products = engine.frozen_products(tokens, vector)
+    if products is None:
+        log.info("engine %s does not know whether its head is the one that the trainer reads", engine.name)
+        return
+    tensors = read_target_tensors(target)
+    for what, name, table_VH, theirs in (
+        ("embedding", target.embedding_name, tensors.embedding_VH, products.embedding),
+        ("head", target.head_name, tensors.head_VH, products.head),
+    ):
+        if not _agree(_products(table_VH, tokens, vector), theirs):
+            raise TargetError(
+                f"engine {engine.name!r} has another {what} than the trainer, which reads {name} of {target.folder}: "
+                "a draft would learn from wrong logits; see docs/targets.md, 'One head for engine and trainer'"
+            )
+
+
+def _products(table_VH: Tensor, tokens: Sequence[int], vector: Sequence[float]) -> Tensor:
+    import torch
+
+    return table_VH[list(tokens)].double() @ torch.tensor(vector, dtype=torch.float64)
+
+
+def _agree(ours: Tensor, theirs: Sequence[float]) -> bool:
+    """Return whether the products are equal up to one factor, such as an embedding's scale."""
+    other = ours.new_tensor(theirs)
+    size = ours @ ours
+    factor = ours @ other / size if size else 1.0
+    return bool(((other - factor * ours).abs() <= _TOLERANCE * other.abs().max()).all()) and factor > 0

@@ -1,0 +1,66 @@
+"""Copy a target's folder: its own regular files, and nothing that lies elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from typing import TYPE_CHECKING
+
+from spec_core.errors import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def copy_target(target: Path, output: Path) -> None:
+    """Copy the files of the folder ``target`` into ``output``, a new folder. A link becomes a file.
+
+    Raise TargetError, before anything is written, if ``output`` lies in ``target``, or if ``target`` has a pipe, a
+    device, a link to a folder or a link out of it. Links of the hub's cache into its folder ``blobs`` are
+    followed.
+    """
+    check_outside(target, output)
+    files = list(_files(target, target))
+    for file in files:
+        copied = output / file.relative_to(target)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copied)
+
+
+def check_outside(target: Path, output: Path) -> None:
+    """Raise TargetError if a copy in ``output`` would lie in the folder ``target``."""
+    if output.resolve().is_relative_to(target.resolve()):
+        raise TargetError(
+            f"output {output} lies in the target's folder {target}; choose a folder outside of it"
+        )
+
+
+def _files(target: Path, folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from _files(target, path)
+        else:
+            _check_own_file(target, path)
+            yield path
+
+
+def _check_own_file(target: Path, path: Path) -> None:
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        raise TargetError(f"{path} cannot be copied: it is a link to nothing; remove it") from error
+    if not any(real.is_relative_to(home.resolve()) for home in _homes(target)):
+        raise TargetError(
+            f"{path} cannot be copied: it is a link out of the target's folder, to {real}; remove it, or put the "
+            "file itself there"
+        )
+    if not stat.S_ISREG(real.stat().st_mode):
+        raise TargetError(f"{path} cannot be copied: it is no regular file; remove it")
+
+
+def _homes(target: Path) -> Iterator[Path]:
+    """Yield the folders in which a target's files may lie: the hub's cache links a snapshot's files to its blobs."""
+    yield target
+    if target.parent.name == "snapshots":
+        yield target.parent.parent / "blobs"

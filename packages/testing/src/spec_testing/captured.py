@@ -1,0 +1,36 @@
+"""Functions that receive and compare what an engine has captured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_testing.limits import patient
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core.records import FeatureSample
+    from spec_core.transport import FeatureReceiver
+
+_LIMIT_S = patient(120.0)
+_TOLERANCE = 1e-4
+"""Tolerance relative to the largest value: float32 rounding in batches of different shapes."""
+
+
+def receive_copies(receiver: FeatureReceiver, count: int) -> list[FeatureSample]:
+    """Receive ``count`` samples and return copies, as released samples may be overwritten (T4)."""
+    samples: list[FeatureSample] = []
+    for _ in range(count):
+        got = receiver.receive(_LIMIT_S)
+        samples.append(replace(got, input_ids=got.input_ids.clone(), hidden_TNH=got.hidden_TNH.clone()))
+        receiver.release(got)
+    return samples
+
+
+def assert_states_close(got_TNH: Tensor, expected_TNH: Tensor) -> None:
+    """Assert that states are equal up to rounding."""
+    scale = float(expected_TNH.abs().max())
+    torch.testing.assert_close(got_TNH.cpu(), expected_TNH.cpu(), rtol=0, atol=_TOLERANCE * scale)

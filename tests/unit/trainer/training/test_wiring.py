@@ -1,0 +1,53 @@
+"""An engine starts for a run only with the embedding and the head that the trainer reads."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from spec_backend_cpu.backend import CpuBackend
+from spec_core.engine import EngineContext
+from spec_core.errors import TargetError
+from spec_core.records import FeatureSchema
+from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_kit.targets import read_target
+from spec_trainer.training.wiring import start_engine
+
+
+@pytest.fixture
+def engine(tiny_llama):
+    backend = CpuBackend(CpuBackend.Config())
+    context = EngineContext(backend=backend, placement="inline", transport=backend.transport("inline"))
+    with HfEngine.create(HfConfig(name="hf"), read_target(tiny_llama), context) as engine:
+        yield engine
+
+
+@pytest.fixture
+def schema(engine):
+    return FeatureSchema(layers=(2, 5), hidden_size=engine.target.hidden_size, dtype="float32")
+
+
+def test_engine_with_the_weights_of_the_folder_starts(engine, schema):
+    start_engine(engine, engine.target, schema)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("lm_head.weight", "head"), ("model.embed_tokens.weight", "embedding")]
+)
+def test_engine_with_other_weights_than_the_folder_is_refused(engine, schema, tmp_path, name, what):
+    folder = shutil.copytree(engine.target.folder, tmp_path / "other")
+    stored = load_file(folder / "model.safetensors")
+    stored[name] = stored[name].flip(0).contiguous()
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TargetError, match=rf"engine 'hf' has another {what} .* {name}") as caught:
+        start_engine(engine, replace(engine.target, folder=folder), schema)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_rounded_to_the_engines_dtype_are_the_same(engine, schema, tiny_llama):
+    half = HfEngine.create(HfConfig(name="hf", dtype="bfloat16"), engine.target, engine.context)
+    with half:
+        start_engine(half, engine.target, replace(schema, dtype="bfloat16"))
