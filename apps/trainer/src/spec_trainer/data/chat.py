@@ -54,7 +54,7 @@ class Rendering:
     num_images: int
     """Number of the conversation's images that are in the text."""
     notes: tuple[str, ...] = ()
-    """What the data report says about the sample."""
+    """Remarks about the sample for the data report."""
 
 
 class ChatRenderer:

@@ -30,7 +30,7 @@ text around them are not in the whole conversation as they were generated."""
 
 
 @dataclass(frozen=True)
-class Frame:
+class ContentFrame:
     """A message's content, ``whole[start:stop]``, and the text that the template writes around it."""
 
     start: int
@@ -49,7 +49,7 @@ class Frame:
         return (self.start - distances[0], self.stop + distances[1]) if distances else None
 
 
-def frames_of(messages: Sequence[Message], whole: str, render: Render) -> dict[int, Frame]:
+def frames_of(messages: Sequence[Message], whole: str, render: Render) -> dict[int, ContentFrame]:
     """Return the frames of the messages by index, if ``whole`` is a plain conversation; else an empty dict.
 
     A conversation is plain if its messages have only texts, and the template writes them as they are. An empty
@@ -65,7 +65,7 @@ def frames_of(messages: Sequence[Message], whole: str, render: Render) -> dict[i
     if indices != sorted(set(indices)) or not whole.startswith(first):
         return {}
     spoken = ["", *(message["role"] for message in messages), ""]
-    frames: dict[int, Frame] = {}
+    frames: dict[int, ContentFrame] = {}
     position = len(first)
     for index, (before, after) in zip(indices, pairwise(between), strict=True):
         content = messages[index]["content"]
@@ -73,7 +73,7 @@ def frames_of(messages: Sequence[Message], whole: str, render: Render) -> dict[i
         if written is None:
             return {}
         around = spoken[index], spoken[index + 2], before, after
-        frames[index] = Frame(position, position + len(written), around)
+        frames[index] = ContentFrame(position, position + len(written), around)
         position += len(written) + len(after)
     return frames if position == len(whole) else {}
 

@@ -26,15 +26,15 @@ _CUT_TAG_BEFORE = re.compile(r"\A[^<>]*>")
 
 @dataclass(frozen=True)
 class Layout:
-    """What a chat template writes around answers."""
+    """The text that a chat template writes around answers."""
 
     has_prompt: bool
     """Whether the template has generation prompts."""
     header: str
-    """What the template writes between a question and an answer, such as ``<|im_start|>assistant``. If it has
+    """Text that the template writes between a question and an answer, such as ``<|im_start|>assistant``. If it has
     generation prompts, only as far as they have it too."""
     trailing: str
-    """What the template writes after the end of the last turn, if it has no generation prompts. A template that
+    """Text that the template writes after the end of the last turn, if it has no generation prompts. A template that
     never asks whether to write its prompt has it there."""
 
     end: str

@@ -42,13 +42,12 @@ class DataReport:
     """Rows without a supervised token; they are kept, with a loss mask of zeros."""
     dropped: dict[str, RowCount] = field(default_factory=dict)
     """Reason -> rows that were dropped for this reason."""
-
     notes: dict[str, RowCount] = field(default_factory=dict)
-    """What the report says about some rows -> these rows."""
+    """Remark -> rows that it is about."""
 
-    def note(self, note: str, example: str) -> None:
-        """Count a row about which the report says something. ``example``: its ``file:line``, and details."""
-        self.notes.setdefault(note, RowCount()).add(example)
+    def note(self, remark: str, example: str) -> None:
+        """Count a row to which a remark applies. ``example``: its ``file:line``, and details."""
+        self.notes.setdefault(remark, RowCount()).add(example)
 
     def drop(self, reason: str, example: str) -> None:
         """Count a row that is left out. ``example``: its ``file:line`` and its problem."""

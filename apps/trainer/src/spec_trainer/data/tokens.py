@@ -53,7 +53,7 @@ class Encoded:
     after_images: int = 0
     """Index of the token after the last image; 0 without images."""
     notes: tuple[str, ...] = ()
-    """What the data report says about the row (``Rendering.notes``)."""
+    """Remarks about the row for the data report (``Rendering.notes``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,22 +108,18 @@ class Encoder:
     def encode(self, row: Chat | Text | Tokens, last_turn_only: bool) -> list[Encoded]:
         """Return the tokens and loss masks of a row's samples. Raise BadRow if the row cannot be used.
 
-        A conversation has several samples if the chat template rewrites its answers. ``last_turn_only`` applies
-        to rows that do not set this flag.
+        ``last_turn_only`` applies to rows that do not set this flag.
         """
         self._check_variables(row)
         if isinstance(row, Text):
-            ids, mask = self._text(row)
-            return [self._encoded(ids, mask, row, ())]
+            return [self._encoded(*self._text(row), row, ())]
         last = last_turn_only if row.last_turn_only is None else row.last_turn_only
         if isinstance(row, Tokens):
-            ids, mask = _tokens(row, last)
-            return [self._encoded_tokens(self._checked(ids), mask, row)]
+            return [self._encoded_tokens(self._checked(row.input_ids), _token_mask(row, last), row)]
         return [self._encoded_chat(rendering, row) for rendering in self._renderer.render(row, last)]
 
     def _encoded_chat(self, rendering: Rendering, row: Chat) -> Encoded:
-        ids, mask = self._chat(rendering)
-        encoded = self._encoded(ids, mask, row, row.images[: rendering.num_images])
+        encoded = self._encoded(*self._chat(rendering), row, row.images[: rendering.num_images])
         return replace(encoded, notes=rendering.notes)
 
     def _encoded(
@@ -376,8 +372,8 @@ def last_run(mask: np.ndarray) -> np.ndarray:
     return mask & (np.arange(len(mask)) >= start)
 
 
-def _tokens(row: Tokens, last_turn_only: bool) -> tuple[np.ndarray, np.ndarray]:
-    return row.input_ids, last_run(row.loss_mask) if last_turn_only else row.loss_mask
+def _token_mask(row: Tokens, last_turn_only: bool) -> np.ndarray:
+    return last_run(row.loss_mask) if last_turn_only else row.loss_mask
 
 
 def _unicode(text: str) -> str:

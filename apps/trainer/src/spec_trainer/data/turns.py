@@ -57,7 +57,7 @@ class Turn:
 
     @property
     def generated(self) -> str:
-        """What the target generated."""
+        """The text that the target generated."""
         return self.text[self.start : self.stop]
 
     @property
@@ -77,7 +77,7 @@ class TurnFinder:
     layout: Layout
     end_tokens: EndTokens
     usual: Known = field(default_factory=Known)
-    """What is known from example conversations with the same template."""
+    """Distances that example conversations with the same template show."""
 
     def turns(self, indices: Sequence[int]) -> Iterator[Turn | None]:
         """Yield the turn of each answer at ``indices``, ascending; None if it is not certain."""
