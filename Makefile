@@ -7,6 +7,7 @@ ENGINES ?= $(VENV)-vllm
 SGLANG ?= $(VENV)-sglang
 ASCEND ?= $(VENV)-ascend
 TARGETS ?= .cache/targets
+TEMPLATES ?= .cache/templates
 PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3_outputs_are_equal_on_every_rank \
 	tests/integration/test_ray_runs.py::test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced \
 	tests/integration/test_decode.py::test_workers_do_what_one_process_does \
@@ -33,7 +34,7 @@ EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 # Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install environments quickstart test test-slow test-engines test-sglang test-ascend test-ray test-megatron test-targets test-chaos test-soak test-parts check release docs bench mutations mutations-survey mutations-ascend clean
+.PHONY: help install environments quickstart test test-slow test-engines test-sglang test-ascend test-ray test-megatron test-targets test-templates test-agents test-chaos test-soak test-parts check release docs bench mutations mutations-survey mutations-ascend clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -70,6 +71,12 @@ test-megatron: install ## the strategy megatron: its whole contract, and runs
 
 test-targets: $(TARGETS)/fetched ## the recipes with the genuine config.json, tokenizers and chat templates; needs npm
 	SPEC_TEST_TARGETS=$(TARGETS) $(BIN)/pytest tests/docs/test_genuine_targets.py
+
+test-templates: $(TEMPLATES)/fetched ## what is trained under 858 chat templates of others, which it fetches
+	SPEC_TEST_TEMPLATES=$(TEMPLATES) $(BIN)/pytest tests/templates
+
+test-agents: $(ENGINES)/installed $(TARGETS)/fetched $(TEMPLATES)/fetched ## conversations of agents beside what a real vLLM saw of them; needs npm
+	SPEC_TEST_TARGETS=$(TARGETS) SPEC_TEST_TEMPLATES=$(TEMPLATES) $(ENGINES)/bin/pytest tests/engines/test_vllm_agents.py
 
 test-chaos: install ## kills and stops of every process of a run, and damage to its files: some minutes
 	$(BIN)/python -m tests.integration.chaos --placement inline
@@ -123,7 +130,7 @@ mutations-ascend: $(ASCEND)/installed ## take away each wait, event and check of
 	$(RIG) -m tests.mutations.run ascend
 
 clean: ## remove the environment and what runs wrote
-	rm -rf $(VENV) $(ENGINES) $(SGLANG) $(ASCEND) $(TARGETS) runs dist site
+	rm -rf $(VENV) $(ENGINES) $(SGLANG) $(ASCEND) $(TARGETS) $(TEMPLATES) runs dist site
 
 # What a user has: no tools for tests. torch first, pinned: what follows then finds it satisfied and fetches no other
 # build. Python compiles what it imports: all of torch and transformers would take longer than the rest. One environment
@@ -161,6 +168,10 @@ $(SGLANG)/installed: $(VENV)/installed tests/engines/requirements-sglang.txt
 # About 150 MB of packages for 70 MB of files: neither belongs into the repository or into every run of the tests.
 $(TARGETS)/fetched: tests/docs/fetch_targets.py | install
 	$(BIN)/python tests/docs/fetch_targets.py $(TARGETS)
+	touch $@
+
+$(TEMPLATES)/fetched: tests/templates/fetch_templates.py | install
+	$(BIN)/python tests/templates/fetch_templates.py $(TEMPLATES)
 	touch $@
 
 # The main environment, lent, and torch-npu on top: without CANN it breaks `import torch`, there and nowhere else.

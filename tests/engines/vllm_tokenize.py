@@ -1,4 +1,4 @@
-"""``python vllm_tokenize.py TARGET < requests``: what ``POST /tokenize`` answers in a ``vllm launch render``.
+"""``python vllm_tokenize.py TARGET [LENGTH] < requests``: what ``POST /tokenize`` of ``vllm launch render`` answers.
 
 Both are JSON lists. In a process of its own: importing vLLM changes the one that does.
 """
@@ -19,8 +19,8 @@ from vllm.entrypoints.launchers.render.app_state import init_render_app_state
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
-async def answer(target: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    words = ["--model", target, "--trust-request-chat-template", "--max-model-len", "512"]
+async def answer(target: str, length: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    words = ["--model", target, "--trust-request-chat-template", "--max-model-len", length]
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
     app = build_app(args, ("render",))
     config = VllmConfig(model_config=AsyncEngineArgs.from_cli_args(args).create_model_config())
@@ -32,4 +32,5 @@ async def answer(target: str, requests: list[dict[str, Any]]) -> list[dict[str, 
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(answer(sys.argv[1], json.load(sys.stdin)))))
+    target, length = (*sys.argv[1:], "512")[:2]
+    print(json.dumps(asyncio.run(answer(target, length, json.load(sys.stdin)))))
