@@ -86,7 +86,9 @@ def test_a_packed_file_may_not_hold_very_many_times_its_size(tmp_path, filling):
     file = tmp_path / "rows.jsonl.gz"
     file.write_bytes(gzip.compress(filling * ((80 << 20) // len(filling)), 9))
     assert file.stat().st_size < 1 << 20
-    with pytest.raises(DataError, match=r"more than 100 times as many bytes|has more than 16777216 bytes"):
+    with pytest.raises(
+        DataError, match=r"more than 100 times as many|has more than 16777216 bytes|1048576 lines are empty"
+    ):
         sum(1 for _ in read_rows(str(file)))
 
 

@@ -29,6 +29,8 @@ much."""
 _UNPACKED_BYTES = 64 << 20
 """Number of bytes that any .jsonl.gz file may hold; a larger one at most ``_MOST_PACKED`` times its own size."""
 _MOST_PACKED = 100
+_EMPTY_LINES = 1 << 20
+"""Largest number of lines without a row in a .jsonl file."""
 _JSON_BYTES = 1 << 30
 """Largest number of bytes of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
 _BATCH_ROWS = 32
@@ -70,6 +72,7 @@ def rows_of_file(file: Path, kind: str) -> Iterator[DataRow]:
 def _jsonl_rows(file: Path) -> Iterator[DataRow]:
     packed = file.suffix == ".gz"
     left = max(_UNPACKED_BYTES, _MOST_PACKED * file.stat().st_size) if packed else math.inf
+    num_empty = 0
     with gzip.open(file) if packed else file.open("rb") as lines:
         for number in itertools.count(1):
             line = lines.readline(_LINE_BYTES + 1)
@@ -87,6 +90,10 @@ def _jsonl_rows(file: Path) -> Iterator[DataRow]:
                 return
             if line.strip():
                 yield DataRow(f"{file}:{number}", _decode_line(line))
+                continue
+            num_empty += 1
+            if num_empty > _EMPTY_LINES:
+                raise DataError(f"{file}:{number}: more than {_EMPTY_LINES} lines are empty; remove them")
 
 
 def _decode_line(line: bytes) -> object:
