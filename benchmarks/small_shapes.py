@@ -21,6 +21,7 @@ SMALL: dict[str, Any] = {
     "warmup": 4,
     "repeats": 10,
     "threads": 4,
+    "profile": True,
 }
 _LONG, _SHORT = {"tokens": 2048, "sequences": 4}, {"tokens": 384, "sequences": 40}
 _WIDER = {"hidden_size": 2048, "vocab_size": 128_256, "draft_vocab_size": 32_000}

@@ -7,8 +7,8 @@
     python benchmarks/trainer_step.py --backend cuda --shapes small       # small targets: does the host lead?
     python benchmarks/trainer_step.py --backend cuda --lengths            # one document, ever longer
 
-Every row is a process of its own, so that its peak memory is its own. Rows of ``--drafts``, ``--shapes`` and
-``--lengths`` share one, because an accelerator's peak can be reset. The command itself does not import torch.
+Every row is a process of its own, so that its peak memory is its own. Rows of ``--drafts`` and ``--lengths`` share
+one, because an accelerator's peak can be reset. The command itself does not import torch.
 Exit code 1: a limit in ``checks`` was missed.
 """
 
@@ -202,8 +202,9 @@ def main() -> int:
         print(json.dumps(document, indent=2))
         return 0
     if options.shapes:
-        cases = [replace(case, **shape | (TOY if options.toy else {})) for shape in SMALL_SHAPES.values()]
-        document["small"] = dict(zip(SMALL_SHAPES, runner.together(cases), strict=True))
+        # Each in its own process: a profiler that has run once slows down what the process does afterwards.
+        toy = TOY if options.toy else {}
+        document["small"] = {n: runner(replace(case, **shape | toy)) for n, shape in SMALL_SHAPES.items()}
         return _print(document, limits(document["small"]))
     if options.lengths is not None:
         lengths = tuple(options.lengths) or ((16, 32) if options.toy else LENGTHS)

@@ -115,10 +115,7 @@ def _measure(case: Case, backend: Backend) -> dict[str, Any]:
     shape = {name: getattr(case, name) for name in ("tokens", "sequences", "passes", "num_steps")}
     memory = {"peak_mib": peak - imported, "step_mib": peak - ready}
     rates = _rates(problem, timing["wall_ms"])
-    work = {} if device.type == "cpu" else _device_work(kernel_table(run, device), timing["wall_ms"])
-    profile = (
-        {"profile": kernel_table(run, device), "host_waits": host_waits(run, device)} if case.profile else {}
-    )
+    profile = _profile(run, device, timing["wall_ms"]) if case.profile else {}
     return {
         "implementation": case.implementation,
         "device": device_name(device),
@@ -126,20 +123,20 @@ def _measure(case: Case, backend: Backend) -> dict[str, Any]:
         **timing,
         **memory,
         **rates,
-        **work,
         "bare_tflops": bare_tflops(device, getattr(torch, case.dtype), min(8192, 4 * case.hidden_size)),
         **profile,
         "losses": losses,
     }
 
 
-def _device_work(table: dict[str, Any], wall_ms: float) -> dict[str, float]:
-    """Return the time of a step's kernels, their number, and the ratio of the step's time to theirs."""
-    return {
-        "kernel_ms": table["total_ms"],
-        "launches": table["calls"],
-        "wall_over_kernels": wall_ms / table["total_ms"],
-    }
+def _profile(step: Callable[[], object], device: torch.device, wall_ms: float) -> dict[str, Any]:
+    """Return a step's kernels and waits; on a device also the ratio of the step's time to that of its kernels."""
+    table = kernel_table(step, device)
+    found = {"profile": table, "host_waits": host_waits(step, device)}
+    if device.type == "cpu":
+        return found
+    counts = {"kernel_ms": table["total_ms"], "launches": table["calls"]}
+    return found | counts | {"wall_over_kernels": wall_ms / table["total_ms"]}
 
 
 def _rates(problem: Problem, wall_ms: float) -> dict[str, float]:

@@ -115,3 +115,22 @@ def test_trainer_step_refuses_the_dense_part_in_another_dtype():
     assert done.returncode == 2
     assert "float32" in done.stderr.splitlines()[-1]
     assert done.stdout == ""
+
+
+def test_small_shapes_fail_where_the_host_leads(monkeypatch, capsys):
+    """Rows are made up: every step but one takes as long as its kernels."""
+    monkeypatch.syspath_prepend(str(COMMAND.parent))
+    import trainer_step
+
+    def row(case):
+        slow = (case.draft, case.sequences) == ("dspark", 40)
+        return [{"wall_over_kernels": 1.5 if slow else 1.0}]
+
+    monkeypatch.setattr(trainer_step, "_run", row)
+    monkeypatch.setattr(sys, "argv", [COMMAND.name, "--shapes", "small"])
+    assert trainer_step.main() == 1
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert [check["check"] for check in checks if not check["ok"]] == [
+        "dspark, H 768, blocks of 7, 384 x 40: wall time over kernel time"
+    ]
+    assert len(checks) > 10
