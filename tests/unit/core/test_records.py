@@ -48,18 +48,17 @@ def test_every_record_is_frozen():
 
 def test_packed_documents_touch():
     packed = batch(7, (0, 3), (3, 4), (4, 7))
-    assert packed.end_T.tolist() == [3, 3, 3, 4, 7, 7, 7]
     assert packed.position_T.tolist() == [0, 1, 2, 0, 0, 1, 2]
 
 
 def test_padding_has_no_document_and_no_position():
     padded = batch(8, (0, 2), (4, 7))
-    assert padded.end_T.tolist() == [2, 2, 0, 0, 7, 7, 7, 0]
+    assert padded.host_position_T.tolist() == [0, 1, -1, -1, 0, 1, 2, -1]
     assert padded.position_T.tolist() == [0, 1, 0, 0, 0, 1, 2, 0]
 
 
 def test_batch_without_documents_is_all_padding():
-    assert batch(3).end_T.tolist() == [0, 0, 0]
+    assert batch(3).host_position_T.tolist() == [-1, -1, -1]
     assert batch(0).position_T.tolist() == []
 
 

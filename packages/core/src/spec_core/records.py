@@ -229,30 +229,23 @@ class DraftBatch:
         )
 
     @cached_property
-    def end_T(self) -> Tensor:
-        """int64 [T]: for each token, the index one past the last token of its document; 0 in padding."""
-        return self._per_token([span.stop for span in self.spans])
-
-    @cached_property
     def position_T(self) -> Tensor:
         """int64 [T]: for each token, its position within its document; 0 in padding."""
+        return to_device_async(self.host_position_T.clamp(min=0), self.input_ids_T.device)
+
+    @cached_property
+    def host_position_T(self) -> Tensor:
+        """int64 [T], on the CPU: like ``position_T``, but −1 in padding."""
         import torch
 
-        index_T = torch.arange(len(self.input_ids_T), device=self.input_ids_T.device)
-        start_T = self._per_token([span.start for span in self.spans])
-        return torch.where(self.end_T > 0, index_T - start_T, 0)
-
-    def _per_token(self, per_span: list[int]) -> Tensor:
-        """Return int64 [T]: for each token, the element of ``per_span`` for its document; 0 in padding.
-
-        Built on the CPU, which avoids a device synchronization.
-        """
-        import torch
-
-        out_T = torch.zeros(len(self.input_ids_T), dtype=torch.int64)
-        for span, value in zip(self.spans, per_span, strict=True):
-            out_T[span.start : span.stop] = value
-        return to_device_async(out_T, self.input_ids_T.device)
+        # A loop over the documents would be a few operations for each of them.
+        length_D = torch.tensor([span.stop - span.start for span in self.spans], dtype=torch.int64)
+        start_D = torch.tensor([span.start for span in self.spans], dtype=torch.int64)
+        ends_D = length_D.cumsum(0)
+        position_X = torch.arange(int(length_D.sum())) - (ends_D - length_D).repeat_interleave(length_D)
+        position_T = torch.full((len(self.loss_mask_T),), -1)
+        position_T[start_D.repeat_interleave(length_D) + position_X] = position_X
+        return position_T
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ def test_unpacked_documents_are_padded_to_the_longest():
     batch = layout(SAMPLES, packing=False)
     assert [(span.start, span.stop) for span in batch.spans] == [(0, 3), (5, 10), (10, 12)]
     assert batch.input_ids_T.tolist() == [1, 2, 3, 0, 0, 5, 6, 7, 8, 9, 3, 4, 0, 0, 0]
-    assert batch.end_T.tolist() == [3, 3, 3, 0, 0, 10, 10, 10, 10, 10, 12, 12, 0, 0, 0]
+    assert batch.host_position_T.tolist() == [0, 1, 2, -1, -1, 0, 1, 2, 3, 4, 0, 1, -1, -1, -1]
     assert batch.loss_mask_T.tolist() == [
         False,
         True,

@@ -82,7 +82,7 @@ def test_padding_is_zero_and_not_supervised(make_schedule):
     setting.send(item, 0)
     setting.send(item, 1)
     (batch,) = setting.stream.micro_batches(item)
-    assert batch.end_T.tolist() == [5, 5, 5, 5, 5, 7, 7, 0, 0, 0]
+    assert batch.host_position_T.tolist() == [0, 1, 2, 3, 4, 0, 1, -1, -1, -1]
     assert not batch.hidden_TNH[7:].any()
     assert not batch.loss_mask_T[7:].any()
 

@@ -167,15 +167,13 @@ def step_weights(denominators: Tensor, decay: float, like: Tensor) -> Tensor:
 
 def _labelled(batch: DraftBatch) -> Tensor:
     """Return the fields teacher_R, first_R and depth_R of ``SupervisedRows``, int64 [3, R], on the CPU."""
-    mask_T, guess_depth_T = batch.loss_mask_T, batch.guess_depth_T
-    columns = [torch.zeros(3, 0, dtype=torch.int64)]
-    for span in batch.spans:
-        depth_R = 1 + mask_T[span.start + 2 : span.stop].nonzero().squeeze(1)
-        teacher_R, first_R = span.start + depth_R, torch.zeros_like(depth_R)
-        if guess_depth_T is not None:
-            guess_depth_R = guess_depth_T[teacher_R + 1]
-            guessed_R = (guess_depth_R > 0) & (guess_depth_R <= depth_R)
-            teacher_R, depth_R = teacher_R[guessed_R], guess_depth_R[guessed_R]
-            first_R = depth_R - 1
-        columns.append(torch.stack([teacher_R, first_R, depth_R]))
-    return torch.cat(columns, dim=1)
+    position_T, guess_depth_T = batch.host_position_T, batch.guess_depth_T
+    label_R = (batch.loss_mask_T & (position_T > 1)).nonzero().squeeze(1)
+    depth_R = position_T[label_R] - 1
+    first_R = torch.zeros_like(depth_R)
+    if guess_depth_T is not None:
+        guess_depth_R = guess_depth_T[label_R]
+        guessed_R = (guess_depth_R > 0) & (guess_depth_R <= depth_R)
+        label_R, depth_R = label_R[guessed_R], guess_depth_R[guessed_R]
+        first_R = depth_R - 1
+    return torch.stack([label_R - 1, first_R, depth_R])
