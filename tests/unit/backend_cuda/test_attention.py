@@ -1,5 +1,5 @@
 """The slow way of the attention kernel, against autograd through dense attention. (The fused way needs a GPU:
-tests/contract/test_cuda_attention.py.)"""
+tests/contract/test_cuda_backend.py.)"""
 
 from __future__ import annotations
 

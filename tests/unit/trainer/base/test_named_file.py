@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path):
 
 def test_what_no_file_can_be_is_refused(tmp_path):
     (tmp_path / "lost").symlink_to("nowhere")
-    for file in (tmp_path, tmp_path / "lost"):
+    for file in (tmp_path, tmp_path / "lost", Path("/proc/report.html")):
         with pytest.raises(ConfigError, match=f"^--report={file} is not a file that can be written"):
             check_named_page(file, "--report")
     with pytest.raises(ConfigError, match="its folder does not exist"):

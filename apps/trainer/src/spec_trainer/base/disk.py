@@ -41,6 +41,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spec-trainer"
 
 
+def holds_files(folder: Path) -> bool:
+    """Return whether files can be made in ``folder``: not in /proc, whose permissions let root write."""
+    return os.statvfs(folder).f_blocks > 0
+
+
 def check_writable(folder: Path, what: str = "output") -> None:
     """Raise ArtifactError if ``folder`` cannot be created or written to; create nothing.
 
@@ -56,7 +61,7 @@ def check_writable(folder: Path, what: str = "output") -> None:
     there = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ArtifactError(f"{what} {folder}: {there} is not a folder that can be written to")
-    if os.statvfs(there).f_blocks == 0:  # such as /proc, whose permissions let root write
+    if not holds_files(there):
         raise ArtifactError(f"{what} {folder}: {there} is of a file system that holds no files")
 
 

@@ -7,7 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
-from spec_trainer.base.disk import not_written, write_atomically
+from spec_trainer.base.disk import holds_files, not_written, write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +20,9 @@ def check_named_page(file: Path, flag: str) -> None:
     folder = file.absolute().parent
     if not folder.is_dir():
         raise ConfigError(f"{flag}={file}: its folder does not exist")
-    place = folder if _is_replaced(file) else file
-    if file.is_dir() or not os.access(place, os.W_OK):
+    in_place = not _is_replaced(file)
+    possible = os.access(file if in_place else folder, os.W_OK) and (in_place or holds_files(folder))
+    if file.is_dir() or not possible:
         raise ConfigError(f"{flag}={file} is not a file that can be written; name another")
     if file.is_file() and not _is_empty_or_page(file):
         raise ConfigError(f"{flag}={file} is there and is no report; name another file, or remove it first")
