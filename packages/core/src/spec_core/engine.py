@@ -53,6 +53,8 @@ E20 ``live_server_words`` returns further words of ``serving_command`` with whic
 E21 ``frozen_products`` returns what the embedding and the head that the engine has loaded give for some tokens, each
     up to one positive factor. A run compares them with the target's folder before it captures. Optional: by default
     it returns None, because an engine does not know.
+E22 An answer ends with its first end token (``TargetSpec.eos_token_ids``), which is its last token, or has
+    ``max_new_tokens`` tokens. No token ends it if ``SamplingParams.stop_at_eos`` is False.
 """
 
 from __future__ import annotations
@@ -123,6 +125,8 @@ class FrozenProducts:
     """Per token, the product of the vector and the token's embedding."""
     head: tuple[float, ...]
     """Per token, its logit if the vector is the output of the final norm."""
+    dtypes: tuple[str, str] = ("", "")
+    """Names of the dtypes of the engine's embedding and head, such as ``bfloat16``; empty if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +288,7 @@ class Engine(Resource):
 
     @abstractmethod
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Return one answer for each prompt, in the order of the prompts (E4)."""
+        """Return one answer for each prompt, in the order of the prompts (E4, E22)."""
 
     @abstractmethod
     def load_draft(self, folder: Path) -> None:

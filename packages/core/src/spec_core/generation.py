@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _TOO_FEW_ANSWERS = 6
 """Largest number of answers for which the error of the acceptance length is not estimated."""
@@ -67,6 +71,12 @@ class Generation:
     pushed."""
     draft_digest: str = ""
     """``Manifest.digest`` of the draft that served the answer."""
+
+    def up_to(self, end_token_ids: Collection[int]) -> Generation:
+        """Return the answer without the tokens after its first end token; ``verifications`` count them still."""
+        places = (place for place, token in enumerate(self.token_ids, 1) if token in end_token_ids)
+        length = next(places, len(self.token_ids))
+        return replace(self, **{name: getattr(self, name)[:length] for name in _OF_EACH_TOKEN})
 
     @property
     def acceptance(self) -> AcceptanceCounters:
@@ -194,3 +204,5 @@ class ServerCounters:
 
 
 _SUMS = [field.name for field in fields(AcceptanceCounters) if field.name != "accepted_per_position"]
+_OF_EACH_TOKEN = ("token_ids", "top2_margin", "guess_depths", "refused_guesses", "times_s")
+"""Fields of Generation that have one element for each token."""

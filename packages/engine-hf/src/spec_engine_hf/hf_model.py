@@ -174,7 +174,12 @@ class HfModel:
         with torch.no_grad(), target_errors(self.target):
             embedded_T = embedding(ids_T).float() @ vector_H.float()
             logits_V = self.causal_lm.get_output_embeddings()(vector_H)
-        return FrozenProducts(embedding=tuple(embedded_T.tolist()), head=tuple(logits_V[ids_T].tolist()))
+        dtype = str(self.dtype).removeprefix("torch.")
+        return FrozenProducts(
+            embedding=tuple(embedded_T.tolist()),
+            head=tuple(logits_V[ids_T].tolist()),
+            dtypes=(dtype, dtype),
+        )
 
     def is_finite(self) -> bool:
         """Return whether the target computes finite states."""

@@ -112,6 +112,17 @@ def assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_
     )
 
 
+def assert_ends_at_end_tokens(engine: Engine, num_draft_tokens: int) -> None:
+    """Check that an answer's first end token is its last token, and that only a full answer has none."""
+    ends = set(engine.target.eos_token_ids)
+    sampling = SamplingParams(max_new_tokens=32, temperature=1.0, seed=1, num_draft_tokens=num_draft_tokens)
+    answers = [answer.token_ids for answer in engine.generate(token_rows(engine, [3] * 40), sampling)]
+    assert not any(ends.intersection(ids[:-1]) for ids in answers)
+    ended = [ids[-1] in ends for ids in answers]
+    assert all(ended[place] or len(ids) == sampling.max_new_tokens for place, ids in enumerate(answers))
+    assert any(ended) or not ends, "no answer has an end token; use a target with a smaller vocabulary"
+
+
 def _rank_in_distribution(
     reference: ReferenceTarget, prompt: Sequence[int], answer: Generation, generator: torch.Generator
 ) -> Tensor:

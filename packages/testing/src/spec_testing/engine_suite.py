@@ -1,4 +1,4 @@
-"""EngineSuite tests the contract of spec_core.engine (E1–E16, E19–E21) against an independent computation.
+"""EngineSuite tests the contract of spec_core.engine (E1–E16, E19–E22) against an independent computation.
 
 ::
 
@@ -33,6 +33,7 @@ from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema,
 from spec_kit.drafting import recognise
 from spec_testing.answer_checks import (
     FirstToken,
+    assert_ends_at_end_tokens,
     assert_follows_distribution,
     assert_guess_depths,
     assert_times,
@@ -363,6 +364,15 @@ class EngineSuite(ConformanceSuite):
         """E21: the products are those of the target's folder, and not those of another embedding or head."""
         engine.start(schema)
         assert_frozen_products(engine, tmp_path)
+
+    @pytest.mark.parametrize("num_draft_tokens", [0, 3])
+    def test_e22_end_token_is_the_last_of_an_answer(
+        self, engine: Engine, request: pytest.FixtureRequest, num_draft_tokens: int
+    ) -> None:
+        """E22: an answer ends with its first end token, with a draft and without one."""
+        if num_draft_tokens:
+            engine.load_draft(request.getfixturevalue("draft_folder"))
+        assert_ends_at_end_tokens(engine, num_draft_tokens)
 
     @pytest.mark.parametrize(
         "metrics", ["", "<html>", "up 1\n", "# HELP up\n" * 3, "process_cpu_seconds_total nan"]

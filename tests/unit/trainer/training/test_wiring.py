@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from spec_backend_cpu.backend import CpuBackend
@@ -45,6 +46,21 @@ def test_engine_with_other_weights_than_the_folder_is_refused(engine, schema, tm
     with pytest.raises(TargetError, match=rf"engine 'hf' has another {what} .* {name}") as caught:
         start_engine(engine, replace(engine.target, folder=folder), schema)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("dtype", "change"), [("float32", 0.01), ("bfloat16", 0.1)])
+def test_retrained_head_is_noticed_up_to_the_rounding_of_the_engine(engine, schema, tmp_path, dtype, change):
+    folder = shutil.copytree(engine.target.folder, tmp_path / "other")
+    stored = load_file(folder / "model.safetensors")
+    head_VH = stored["lm_head.weight"]
+    noise_VH = torch.randn(head_VH.shape, generator=torch.Generator().manual_seed(0)) * head_VH.std()
+    stored["lm_head.weight"] = head_VH + change * noise_VH
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    with (
+        HfEngine.create(HfConfig(name="hf", dtype=dtype), engine.target, engine.context) as rounded,
+        pytest.raises(TargetError, match="has another head"),
+    ):
+        start_engine(rounded, replace(engine.target, folder=folder), replace(schema, dtype=dtype))
 
 
 def test_weights_rounded_to_the_engines_dtype_are_the_same(engine, schema, tiny_llama):

@@ -84,11 +84,20 @@ def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling
     engine.generate(prompts, replace(sampling, max_new_tokens=few))
 
 
+def answer_prompts(
+    engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams
+) -> list[Generation]:
+    """Return the engine's answers without the tokens after an end token, which would become data (E22)."""
+    answers = engine.generate(prompts, sampling)
+    ends = engine.target.eos_token_ids if sampling.stop_at_eos else ()
+    return [answer.up_to(ends) for answer in answers]
+
+
 def decode_warm(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Pass:
     """Let an engine that is already warmed up answer all prompts at once, and measure the time."""
     before = engine.acceptance() if sampling.num_draft_tokens else AcceptanceCounters()
     start = time.perf_counter()
-    answers = engine.generate(prompts, sampling)
+    answers = answer_prompts(engine, prompts, sampling)
     seconds = time.perf_counter() - start
     after = engine.acceptance() if sampling.num_draft_tokens else before
     return Pass(answers=answers, seconds=seconds, counters=after - before)

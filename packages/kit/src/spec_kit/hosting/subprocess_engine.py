@@ -141,9 +141,9 @@ class SubprocessEngine(Engine):
         table = self.target.embedding_name.split(".")[-2]
         asked = process.ask("frozen", embedding=table, token_ids=list(token_ids), vector=list(vector))
         fields = asked.result(self.context.peer_s)
-        if not {"embedding", "head"} <= fields.keys():
+        if "dtypes" not in fields:
             return None
-        return FrozenProducts(embedding=tuple(fields["embedding"]), head=tuple(fields["head"]))
+        return FrozenProducts(**{name: tuple(fields[name]) for name in ("embedding", "head", "dtypes")})
 
     def program_replica(self, num_ranks: int) -> ProgramReplica:
         """Return the replica by which new weights of the loaded draft are pushed to the program.

@@ -43,16 +43,20 @@ def shard_products(
         return {
             "embedding": _of_rows(table, token_ids, lambda rows: _embedded(table, rows) @ vector_H.float()),
             "head": _of_rows(head, token_ids, lambda rows: row_V[rows]),
+            "dtypes": [str(module.weight.dtype).removeprefix("torch.") for module in (table, head)],
         }
 
 
 def sum_of_shards(shards: Iterable[Fields]) -> Fields:
     """Return the fields of FrozenProducts of a whole model from those of its ranks."""
     parts = list(shards)
-    names = set.intersection(*({*part} for part in parts))
-    return {
-        name: [sum(values) for values in zip(*(part[name] for part in parts), strict=True)] for name in names
+    if not all(parts):
+        return {}
+    sums = {
+        name: [sum(values) for values in zip(*(part[name] for part in parts), strict=True)]
+        for name in ("embedding", "head")
     }
+    return {**sums, "dtypes": parts[0]["dtypes"]}
 
 
 def _named(model: nn.Module, leaf: str) -> Any:

@@ -54,9 +54,10 @@ class RemoteEngine(SubprocessEngine):
 
     def start_program(self, mode: Mode) -> RemoteProcess:
         layers = mode.schema.layers if isinstance(mode, CaptureMode) else ()
-        arguments = {"folder": str(self.target.folder), "dtype": self.target.dtype, "layers": layers}
+        target = self.target
+        arguments = {"folder": str(target.folder), "dtype": target.dtype, "ends": target.eos_token_ids}
         env = {**os.environ, "OMP_NUM_THREADS": str(cast("RemoteConfig", self.config).threads)}
-        return RemoteProcess(self.config, self.context, mode, arguments, env)
+        return RemoteProcess(self.config, self.context, mode, {**arguments, "layers": layers}, env)
 
 
 class RemoteProcess(EngineSubprocess):

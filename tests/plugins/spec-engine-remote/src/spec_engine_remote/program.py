@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Program:
     """The target, and an exporter if the program was started to capture."""
 
-    def __init__(self, folder: str, dtype: str, layers: Sequence[int]) -> None:
+    def __init__(self, folder: str, dtype: str, ends: Sequence[int], layers: Sequence[int]) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-        self.eos = {self.model.config.eos_token_id}
+        self.ends = set(ends)
         self.states: dict[int, torch.Tensor] = {}
         self.exporter: FeatureExporter | None = None
         if address := os.environ.get(CAPTURE_VARIABLE):
@@ -67,7 +67,7 @@ class Program:
 
     def _answer(self, prompt: list[int], sampling: Fields, generator: torch.Generator) -> Fields:
         ids, gaps = list(prompt), []
-        stops = self.eos if sampling["stop_at_eos"] else set()
+        stops = self.ends if sampling["stop_at_eos"] else set()
         while len(gaps) < sampling["max_new_tokens"] and not (gaps and ids[-1] in stops):
             logits_V = self.model(torch.tensor([ids]), use_cache=False).logits[0, -1].double()
             first, second = logits_V.topk(2).values.tolist()

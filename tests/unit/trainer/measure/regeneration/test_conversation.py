@@ -140,14 +140,6 @@ def test_an_end_token_that_the_template_does_not_write_is_no_part_of_the_context
     assert talk.supervised() == [first[:-1], second]
 
 
-def test_what_an_engine_adds_after_the_end_of_an_answer_is_left_out(target):
-    talk = Talk(target(CHATML), {"messages": [user("a")]})
-    talk.conversation.take(talk.ids("hello<|im_end|>!!"), max_new_tokens=1000)
-    row = talk.conversation.row(0, {})
-    assert row["messages"][-1] == assistant("hello")
-    assert (row["input_ids"][-1], row["finish_reason"]) == (talk.ends[0], "stop")
-
-
 def test_answers_that_the_template_changes_later_are_not_supervised_there(target):
     talk = Talk(target(THOUGHTLESS), {"messages": [user("a"), assistant("b"), user("c"), assistant("d")]})
     talk.say("hm</think>yes")

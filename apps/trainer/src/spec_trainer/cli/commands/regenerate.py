@@ -23,7 +23,7 @@ from spec_trainer.measure.regeneration.answer_file import AnswerFile, check_answ
 from spec_trainer.measure.regeneration.conversation import open_conversation
 from spec_trainer.plan.images import prompt_image_rules
 from spec_trainer.training.wiring import create_engine
-from spec_trainer.workers.passes import pass_seed, warm_up
+from spec_trainer.workers.passes import answer_prompts, pass_seed, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -214,7 +214,7 @@ def answer_batch(
     turn = 0
     while asking := [conversation for conversation in conversations if conversation.prompt]:
         sampling = replace(work.sampling, seed=pass_seed(work.request.seed, batch, turn))
-        answers = engine.generate([conversation.prompt for conversation in asking], sampling)
+        answers = answer_prompts(engine, [conversation.prompt for conversation in asking], sampling)
         for conversation, answer in zip(asking, answers, strict=True):
             conversation.take(answer.token_ids, sampling.max_new_tokens)
         turn += 1

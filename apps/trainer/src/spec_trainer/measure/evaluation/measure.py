@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spec_trainer.base.waiting import Waiting
-from spec_trainer.workers.passes import Pass, decode
+from spec_trainer.workers.passes import Pass, answer_prompts, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
 
     def answer(prompts: Prompts) -> list[list[int]]:
         log.info("answering prompts (%d), for the questions that follow", len(prompts))
-        answers = [list(answer.token_ids) for answer in engine.generate(prompts, sampling)]
+        answers = [list(answer.token_ids) for answer in answer_prompts(engine, prompts, sampling)]
         return [ids[:-1] if ids and ids[-1] in ends else ids for ids in answers]
 
     if asked.are_open:
@@ -72,7 +72,7 @@ def decode_without_draft(engine: Engine, work: Workload) -> Passes:
     )
     log.info("%s", what)
     with Waiting(what):
-        answers = engine.generate(work.prompts, replace(work.greedy, with_margins=True))
+        answers = answer_prompts(engine, work.prompts, replace(work.greedy, with_margins=True))
     return replace(passes, greedy=replace(passes.greedy, answers=answers))
 
 

@@ -56,11 +56,7 @@ class Conversation(ABC):
         self._eos_token_ids = frozenset(eos_token_ids)
 
     def take(self, token_ids: Sequence[int], max_new_tokens: int) -> None:
-        """Store the answer to ``prompt``, and set the next prompt. A cut answer ends the conversation.
-
-        Tokens after the first end token are left out, whatever an engine has added.
-        """
-        token_ids = self._up_to_end(token_ids)
+        """Store the answer to ``prompt``, and set the next prompt. A cut answer ends the conversation."""
         self.input_ids = [*self.prompt, *token_ids]
         self.spans = [*self.kept, (len(self.prompt), len(self.input_ids))]
         answer = self.without_end(token_ids)
@@ -74,10 +70,6 @@ class Conversation(ABC):
         """Return an answer's token ids without a final end-of-sequence token."""
         ended = bool(token_ids) and token_ids[-1] in self._eos_token_ids
         return list(token_ids[:-1] if ended else token_ids)
-
-    def _up_to_end(self, token_ids: Sequence[int]) -> Sequence[int]:
-        ends = (place for place, token in enumerate(token_ids, 1) if token in self._eos_token_ids)
-        return token_ids[: next(ends, len(token_ids))]
 
     def row(self, number: int, original: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answered row as training data, with further keys of the row ``original``.
