@@ -54,7 +54,7 @@ DROPPED = {
     "welcome": "handshake response",
 }
 """Words that readers of the field had to guess, and what to write instead."""
-WORD = re.compile(rf"(?<![a-z])({'|'.join(DROPPED)})s?(?![a-z])", re.IGNORECASE)
+WORD = re.compile(rf"(?<![a-z-])({'|'.join(DROPPED)})s?(?![a-z])", re.IGNORECASE)
 
 MAY_REPEAT = {"main"}
 """The entry of a program has the same name in each."""

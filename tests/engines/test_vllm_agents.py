@@ -56,7 +56,7 @@ SINGLE_CALLS = {"Llama 3.1"}
 """Their templates refuse a turn with two calls."""
 
 EMPTY_THOUGHT = {"Kimi-K2-Thinking": "<think></think>"}
-"""What a template writes in place of an answer's reasoning even in the last message. It is never supervised."""
+"""Text that a template writes in place of an answer's reasoning even in the last message; never supervised."""
 
 
 UNEQUAL = pytest.mark.xfail(
@@ -127,7 +127,7 @@ def test_each_answer_stands_behind_what_the_server_saw(name, target, chat) -> No
 
 
 def _requests(row: list[dict]) -> Iterator[dict]:
-    """What a client sends to get each answer of a conversation."""
+    """Return the request that a client sends for each answer of a conversation."""
     for index, message in enumerate(row):
         if message["role"] == "assistant":
             yield {"messages": row[:index], "tools": TOOLS}
@@ -147,7 +147,7 @@ def _seen_of(context: list[int], hidden: list[int]) -> list[int]:
 
 
 def _seen(target: Path, chat: ChatConfig, requests: list[dict]) -> list[dict]:
-    """What vLLM's server makes of each request (``vllm_tokenize.py``); no ``tokens`` where it refuses one."""
+    """Return vLLM's tokens of each request (``vllm_tokenize.py``); no ``tokens`` where it refuses one."""
     command = [sys.executable, Path(__file__).with_name("vllm_tokenize.py"), target, str(MAX_LENGTH)]
     fields = {"chat_template": chat.chat_template, "chat_template_kwargs": chat.chat_template_kwargs}
     sent = json.dumps([request | fields for request in requests])

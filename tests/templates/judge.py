@@ -113,7 +113,7 @@ class Judge:
             self._check_span(answer, own[0], answer.prompt, answer.after)
 
     def _check_opening(self, span: Span) -> None:
-        """What an answer that opens a conversation supervises is what it would behind a question."""
+        """An answer that opens a conversation supervises the same text as behind a question."""
         prompt, after = self.server.render(_PLAIN[:1], prompt=True), self.server.render(_PLAIN)
         if prompt and after and after.startswith(prompt):
             expected = after.removeprefix(prompt).replace("answer1mark", "answer0mark")

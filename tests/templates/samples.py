@@ -45,7 +45,7 @@ class Span:
 
 
 def special_tokens(templates: Iterable[str]) -> set[str]:
-    """What in the templates is a special token of their tokenizers, to all appearance."""
+    """Texts of the templates that seem to be special tokens of their tokenizers."""
     return set(SPECIAL_TOKENS.values()).union(*(_SPECIAL.findall(template) for template in templates))
 
 

@@ -1,4 +1,4 @@
-"""What a server renders of a conversation: Transformers' own rendering, as vLLM calls it."""
+"""A server's rendering of a conversation: Transformers' own rendering, as vLLM calls it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Answer:
     opens: bool
     """Whether nothing comes before it."""
     prompt: str | None
-    """What the target saw; None if the template refuses the messages before the answer."""
+    """Text that the target saw; None if the template refuses the messages before the answer."""
     after: str | None
     """The conversation up to the answer, rendered."""
 

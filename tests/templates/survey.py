@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one shape of conversation under one template."""
+    """Outcome of one shape of conversation under one template."""
 
     template: str
     shape: str

@@ -1,4 +1,4 @@
-"""What is supervised under chat templates, compared with what a server saw and generated.
+"""Supervised text under chat templates, compared with what a server saw and generated.
 
 ``make test-templates`` takes the 858 templates that packages collect, in the folder that SPEC_TEST_TEMPLATES names.
 """

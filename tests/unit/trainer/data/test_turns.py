@@ -1,4 +1,4 @@
-"""What a target generated is supervised, in the context in which a server had it generate that."""
+"""Text that a target generated is supervised, in the context in which a server had it generate that."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ MOST_OVER = 5
 _LONGEST_S = 120.0
 """Largest number of seconds of wall time for one rendering, for reading one message, and for the start."""
 _REFUSED = "refused by the chat template"
-_MACHINE = "see whether memory or CPU time is short, then run the same command again"
+_MACHINE = "see whether memory is short or the machine is busy, then run the same command again"
 
 
 class TemplateUnreadable(Exception):
