@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 THOUGHT = re.compile(
     r"<[^<>]{0,20}think[^<>]{0,20}>|\[/?THINK\]|<\|channel>thought\n<channel\|>|</?thought>", re.IGNORECASE
 )
+WORDS = re.compile(r"[^\W_]{2,} [^\W_]{2,}")
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PLAIN = [{"role": "user", "content": "user0mark"}, {"role": "assistant", "content": "answer1mark"}]
 
@@ -99,12 +100,18 @@ class Judge:
                 self.notes.add("the prompt closes the thought: the row's is left out")
             elif count[mark] == 0 and answer.opens and answer.prompt is None:
                 self.notes.add("the template refuses the request: the answer is context")
+            elif count[mark] == 0 and answer.opens and not self._opens_as_replied(answer):
+                self.notes.add(
+                    "an answer before any question is written otherwise than a reply: it is context"
+                )
             elif count[mark] != 1:
                 self.breaks.append(f"{re.sub(r'[0-9].*', '', mark)} supervised {count[mark]} times")
 
     def _check_spans(self, answer: Answer, own: list[Span]) -> None:
         if len(own) > 1:
             self.breaks.append(f"an answer in {len(own)} spans")
+        elif own and WORDS.search(_tail(own[0].text)):
+            self.breaks.append(f"supervises the template's words {_tail(own[0].text)[:60]!r}")
         elif not own and not marks(answer.message):
             self.notes.add("the empty answer is context")
         elif own and answer.opens:
@@ -112,11 +119,20 @@ class Judge:
         elif own and answer.prompt is not None and answer.after is not None:
             self._check_span(answer, own[0], answer.prompt, answer.after)
 
+    def _reply(self) -> str:
+        """The opening answer as a server generates it behind a question; empty if unknown."""
+        prompt, after = self.server.render(_PLAIN[:1], prompt=True), self.server.render(_PLAIN)
+        if not (prompt and after and after.startswith(prompt)):
+            return ""
+        return after.removeprefix(prompt).replace("answer1mark", "answer0mark")
+
+    def _opens_as_replied(self, answer: Answer) -> bool:
+        """True if the template writes an opening answer as it writes a reply."""
+        return self._reply() in (answer.after or "")
+
     def _check_opening(self, span: Span) -> None:
         """An answer that opens a conversation supervises the same text as behind a question."""
-        prompt, after = self.server.render(_PLAIN[:1], prompt=True), self.server.render(_PLAIN)
-        if prompt and after and after.startswith(prompt):
-            expected = after.removeprefix(prompt).replace("answer1mark", "answer0mark")
+        if expected := self._reply():
             text = span.text if self.specials.search(expected) else self.specials.sub("", span.text)
             if _bare(text) not in _bare(expected):
                 self.breaks.append(f"an opening answer supervises {text[:60]!r} for {expected[:60]!r}")

@@ -18,13 +18,6 @@ from .survey import page, survey, templates_in
 
 FILES = os.environ.get("SPEC_TEST_TEMPLATES", "")
 PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "chat-templates.md"
-KNOWN = {
-    "Huyisbeee-SFT-Guard-Llama-Guard-3-1B",
-    "dphn-Dolphin-Mistral-24B-Venice-Edition",
-    "tencent-Hunyuan-7B-Pretrain-0124",
-    "typhoon-ai-typhoon2.1-gemma3-4b",
-}
-"""Templates that write an answer without a question before it otherwise than any other, which is supervised."""
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +45,7 @@ PLAIN = [{"role": "user", "content": "user0mark"}, {"role": "assistant", "conten
         ([(False, SAID[:-10]), (True, SAID[-10:] + "answer1mark<|im_end|>")], "supervises 'assistant"),
         ([(False, "<|im_start|>assistant\n"), (True, "answer1mark<|im_end|>")], "context ends with"),
         ([(False, SAID), (True, "answer1mark<|im_start|>")], "ends with"),
+        ([(False, SAID), (True, "answer1mark\nIs it safe?<|im_end|>")], "supervises the template's words"),
     ],
 )
 def test_the_judge_tells_a_wrong_mask(sample, wrong) -> None:
@@ -66,7 +60,7 @@ def test_no_real_template_breaks_the_rule() -> None:
     outcomes = list(survey(templates_in(Path(FILES))))
     assert len(outcomes) == 858 * len(SHAPES)
     broken = {(one.template, one.shape): one.breaks for one in outcomes if one.kind == "broken"}
-    assert broken.keys() <= {(name, "answer opens") for name in KNOWN}, broken
+    assert broken == {}
     text = page(outcomes)
     if os.environ.get("SPEC_TEST_WRITE_PAGE"):
         begin = PAGE.read_text().partition("<!-- figures -->")[0]

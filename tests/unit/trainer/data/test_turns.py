@@ -178,10 +178,36 @@ def test_an_answer_that_opens_a_conversation_is_learnt_without_its_header(load, 
     assert supervised(*dataset.train) == learnt
 
 
+OPENS_OTHERWISE = {
+    "with a system prompt in it": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.first %}Be brief. {% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
+    ),
+    "without an end": (
+        TURN + "{{ m.content }}{% if loop.index > 1 %}<|im_end|>{% endif %}\n{% endfor %}" + PROMPT
+    ),
+}
+
+
+@pytest.mark.parametrize("template", OPENS_OTHERWISE.values(), ids=OPENS_OTHERWISE)
+def test_an_answer_that_opens_a_conversation_otherwise_than_a_reply_is_context(load, supervised, template):
+    opening = {"role": "assistant", "content": "Hello"}
+    dataset = load({"messages": [opening, QUESTION, ANSWER]}, template=template)
+    assert supervised(*dataset.train) == "It is 12.<|im_end|>"
+
+
+def test_text_that_a_template_writes_after_the_last_answer_is_refused(load):
+    guard = TURN + "{{ m.content }}\n{% endfor %}Is the last answer safe?<|im_end|>\n" + PROMPT
+    with pytest.raises(DataError, match="text of its own after the last answer"):
+        load({"messages": [QUESTION, ANSWER]}, template=guard)
+
+
 def test_calls_that_a_template_does_not_write_are_not_learnt_as_an_end(load, supervised):
     dataset = load({"messages": [QUESTION, call(content="I look."), RESULT, ANSWER]}, template=TEXT_ALONE)
     assert supervised(*dataset.train) == "It is 12.<|im_end|>"
-    assert "not with their tool calls; they are not trained: 1 (first: " in str(dataset.report)
+    assert "not with their calls, or not as after a question; they are not trained: 1 (first: " in str(
+        dataset.report
+    )
 
 
 def test_a_template_that_lists_answers_before_questions_is_refused(load):

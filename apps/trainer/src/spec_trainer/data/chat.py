@@ -34,7 +34,8 @@ Spans = list[tuple[int, int]]
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 UNWRITTEN = (
-    "answers that the chat template does not write, or not with their tool calls; they are not trained"
+    "answers that the chat template does not write, not with their calls, or not as after a question; "
+    "they are not trained"
 )
 HEADER_MARKED = "{% generation %} marks that begin before the answer"
 _TODAY = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
@@ -141,6 +142,10 @@ class ChatRenderer:
 
     def _turns(self, chat: Chat, whole: str, indices: Sequence[int]) -> tuple[list[Turn], tuple[str, ...]]:
         """Return the turns at ``indices``, and notes about those that the template does not write."""
+        if indices and self._layout(chat).adds_text:
+            raise BadRow(
+                "the chat template writes text of its own after the last answer, as for a judge of answers"
+            )
         usual = self._usual_turns(self._template(chat)) if len(indices) > 1 else {}
         finder = replace(self._finder(chat, whole), usual=usual)
         found: list[Turn] = []

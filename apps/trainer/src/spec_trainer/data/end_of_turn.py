@@ -47,3 +47,7 @@ class EndTokens:
     def ends(self, text: str) -> bool:
         """Return whether ``text`` ends with a special token, if there are any."""
         return self._last.match(text[::-1]) is not None
+
+    def other_text(self, text: str) -> str:
+        """Return the text without special tokens, and without white space at both ends."""
+        return self._special.sub("", text).strip()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Plain ASCII letters: no template trims or escapes them, no text contains them by accident.
 PLACEHOLDER = "QPLACEHOLDERQXJZKVWQ"
 _QUESTION = {"role": "user", "content": "x"}
+_REPLY = {"role": "user", "content": "QREPLYQXJZKVWQ"}
 _ANSWER = {"role": "assistant", "content": PLACEHOLDER}
 _CUT_TAG = re.compile(r"<[^<>]*\Z")
 _CUT_TAG_BEFORE = re.compile(r"\A[^<>]*>")
@@ -39,10 +40,22 @@ class Layout:
 
     end: str
     """The special token that the template writes after an answer to which the user replies, if there is one."""
+    adds_text: bool = False
+    """Whether the template writes text after the last answer that it does not write between an answer and the reply
+    to it, besides special tokens. Most of these templates have the target judge the answers of others."""
 
     @classmethod
     def of(cls, render: Render, end_tokens: EndTokens) -> Layout:
         """Learn the layout of the template of ``render``."""
+        layout = cls._around(render, end_tokens)
+        last = (render([_QUESTION, _ANSWER], False) or "").partition(PLACEHOLDER)[2]
+        replied = (render([_QUESTION, _ANSWER, _REPLY], False) or "").partition(PLACEHOLDER)[2]
+        earlier = replied.partition(_REPLY["content"])[0] if _REPLY["content"] in replied else ""
+        added = last.removesuffix(layout.trailing)[len(shared(last, earlier)) :]
+        return replace(layout, adds_text=end_tokens.other_text(added) != "")
+
+    @classmethod
+    def _around(cls, render: Render, end_tokens: EndTokens) -> Layout:
         asked, prompted = render([_QUESTION], False), render([_QUESTION], True)
         answered = render([_QUESTION, _ANSWER], False) or ""
         replied = render([_QUESTION, _ANSWER, _QUESTION], False) or ""

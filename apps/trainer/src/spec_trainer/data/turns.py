@@ -111,24 +111,42 @@ class TurnFinder:
         asked, answer = self.messages[:index], self.messages[index]
         seen = self._seen(asked)
         turn = self._in_history(asked, answer) if seen is None else self._after(seen, asked, answer)
-        if turn is None:
-            return None
-        stop = len(turn.text.removesuffix(self.layout.trailing))
-        stop = self.end_tokens.close(turn.text, turn.start, stop, self.layout.end)
-        return self._ended(_without_empty_thought(replace(turn, stop=stop)))
+        turn = self._closed(turn) if turn else None
+        return turn if turn and (asked or self._is_as_replied(turn)) else None
 
     def is_written(self, turn: Turn) -> bool:
-        """Return whether the template writes the turn and its calls of tools.
+        """Return whether the template writes the turn's text or, if it has calls of tools, these.
 
         If it left out a call, the draft would learn an end of turn in its place.
         """
         *asked, answer = turn.messages
         calls = answer.get("tool_calls") or ()
+        text = str(answer.get("content") or "").strip()
+        if not calls and (not text or text not in turn.generated):
+            other = self.render([*asked, {**answer, "content": PLACEHOLDER}], False) or ""
+            return PLACEHOLDER in other and bool(turn.generated.strip())
         names = [(call.get("function") or call).get("name") for call in calls if isinstance(call, dict)]
         if all(isinstance(name, str) and name in turn.generated for name in names):
             return bool(turn.generated.strip())
         without = {key: value for key, value in answer.items() if key != "tool_calls"}
         return self.render([*asked, without], False) != self._answered(asked, answer)
+
+    def _closed(self, turn: Turn) -> Turn:
+        """Return the turn up to its end-of-turn token, without an empty thought that the template writes."""
+        stop = len(turn.text.removesuffix(self.layout.trailing))
+        stop = self.end_tokens.close(turn.text, turn.start, stop, self.layout.end)
+        return self._ended(_without_empty_thought(replace(turn, stop=stop)))
+
+    def _is_as_replied(self, turn: Turn) -> bool:
+        """Return whether the template writes the answer that opens a conversation as it does after a question.
+
+        No server generated it, so only this shows which text a target would generate.
+        """
+        asked = [{"role": "user", "content": "x"}]
+        messages = [*asked, *turn.messages]
+        finder = replace(self, messages=messages, whole=self.render(messages, False))
+        replied = finder._in_history(asked, turn.messages[-1])
+        return replied is not None and finder._closed(replied).generated.endswith(turn.generated)
 
     def _seen(self, asked: Sequence[Message]) -> str | None:
         """Return the text that a server gave to the target; None if the template rejects it."""
