@@ -130,10 +130,11 @@ def test_an_error_that_the_template_writes_is_short(rendering):
 
 
 def test_a_process_that_somebody_kills_is_no_fault_of_the_row(rendering):
+    others = set(psutil.Process().children())
     rendering.render(**words(CHATML))
-    (child,) = psutil.Process().children()
+    (child,) = set(psutil.Process().children()) - others
     threading.Timer(0.3, os.kill, (child.pid, signal.SIGKILL)).start()
-    with pytest.raises(RunError, match="renders chat templates was killed; see whether memory or CPU time"):
+    with pytest.raises(RunError, match="renders chat templates was killed; see whether memory is short"):
         rendering.render(**words(BUSY))
     text, _ = rendering.render(**words(CHATML))
     assert text.startswith("<|im_start|>user")
@@ -159,14 +160,14 @@ def test_a_row_is_not_bad_if_the_machine_has_no_file_descriptors(tokenizer_folde
         with_questions=False,
     )
     row = DataRow("rows.jsonl:1", {"messages": MESSAGES})
-    assert encoder.encode(row).encoded.loss_mask.any()
+    assert encoder.encode(row).samples[0].loss_mask.any()
     render_process.render_process().close()
     with (
         no_more_files(),
         pytest.raises(RunError, match="the machine is at fault: Too many open files; raise the limit"),
     ):
         encoder.encode(row)
-    assert encoder.encode(row).encoded.loss_mask.any()
+    assert encoder.encode(row).samples[0].loss_mask.any()
 
 
 def test_a_closed_process_for_templates_is_gone_and_starts_again():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +25,7 @@ class Scripted(Engine):
     """Twenty tokens for each prompt; counts ``ROUND`` for each pass with a draft; remembers what it was asked for."""
 
     def __init__(self, always_tells_gaps: bool = True, warm_up_s: float = 0.0) -> None:
+        self.target = SimpleNamespace(eos_token_ids=())
         self.always_tells_gaps, self.warm_up_s = always_tells_gaps, warm_up_s
         self.asked: list[tuple[str | None, float, int, int]] = []
         """Draft, temperature, draft tokens, prompts; of passes that are no warm-up."""
