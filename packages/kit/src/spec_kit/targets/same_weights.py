@@ -67,5 +67,5 @@ def _agree(ours: Tensor, theirs: Sequence[float], tolerance: float) -> bool:
     """Return whether the products are equal up to one factor, such as an embedding's scale."""
     other = ours.new_tensor(theirs)
     size = ours @ ours
-    factor = ours @ other / size if size else 1.0
-    return bool(((other - factor * ours).abs() <= tolerance * other.abs().max()).all()) and factor > 0
+    factor = float(ours @ other / size) if size else 1.0
+    return factor > 0 and bool(((other - factor * ours).abs() <= tolerance * other.abs().max()).all())
