@@ -66,12 +66,16 @@ def test_a_tokenizer_of_another_model_is_warned_of_where_its_tokens_are_valid(ta
     Path("chats.jsonl").write_text((json.dumps(chat) + "\n") * 4)
     plan = ["plan", "--data", "chats.jsonl", "--json", "--target"]
     found = {}
+    tokens = transformers.AutoTokenizer.from_pretrained(target).convert_ids_to_tokens(range(258))
     for name, ends in (("own", 257), ("other", 7)):
         shutil.copytree(target, name)
         config = json.loads(Path(name, "config.json").read_text()) | {"eos_token_id": ends}
         for file in ("config.json", "generation_config.json"):
             Path(name, file).unlink(missing_ok=True)
         Path(name, "config.json").write_text(json.dumps(config))
+        settings = json.loads(Path(name, "tokenizer_config.json").read_text())
+        settings["eos_token"] = tokens[ends]
+        Path(name, "tokenizer_config.json").write_text(json.dumps(settings))
         assert run([*plan, name]) == 0
         found[name] = [
             line for line in json.loads(capsys.readouterr().out)["warnings"] if "answer ends" in line

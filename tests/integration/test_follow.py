@@ -530,7 +530,7 @@ def test_without_a_secret_or_a_server_it_does_not_begin(command_line, lab, tmp_p
     words = lab.follow("http://127.0.0.1:1", tmp_path / "run")
     for given in (words, lab.follow_anew("http://127.0.0.1:1", tmp_path / "run")):
         server = given.index("--server")
-        assert "follow needs a server: --server" in command_line(*given[:server], *given[server + 2 :]).error
+        assert "it needs a server; give --server" in command_line(*given[:server], *given[server + 2 :]).error
     monkeypatch.delenv(DRAFT_TOKEN_VARIABLE)
     assert f"{DRAFT_TOKEN_VARIABLE} is not set" in command_line(*words).error
 
