@@ -99,7 +99,7 @@ def test_a_run_ends_with_the_command_that_the_page_serves_it_by(trained):
     said = shlex.split(trained.partition("serve it with vllm:\n")[2].strip())
     page = shlex.split(line_of("docs/serve.md", "api_server", '"eagle3"'))
     said_draft, page_draft = json.loads(said.pop()), json.loads(page.pop())
-    assert [Path(word).name for word in sorted(said)] == [Path(word).name for word in sorted(page)]
+    assert sorted(Path(word).name for word in said) == sorted(Path(word).name for word in page)
     assert said_draft | {"num_speculative_tokens": 3} == page_draft
 
 
