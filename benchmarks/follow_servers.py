@@ -25,7 +25,7 @@ from push_server import (
 from random_dataset import write_random_dataset
 from real_run import SPEC_TRAINER
 
-from spec_kit.hosting import LIVE_REQUESTS_VARIABLE
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
 if TYPE_CHECKING:
     import argparse

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from measure import machine, versions
 
 from spec_core import Draft, plugins
-from spec_kit.drafting import initial_weights
+from spec_kit.layers import initial_weights
 from spec_trainer.cli.commands.train import run_training
 from spec_trainer.cli.quickstart.run import QuickstartSize, held_out_prompts, prepare_files
 from spec_trainer.cli.quickstart.tiny_target import TinyTargetConfig

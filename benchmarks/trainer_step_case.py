@@ -32,7 +32,7 @@ from spec_core import (
 )
 from spec_core.kernels import no_kernel
 from spec_core.records import DraftBatch, Span, Supervision
-from spec_kit.drafting import Fp8Layers, use_fp8_head
+from spec_kit.layers import Fp8Layers, use_fp8_head
 from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 
 if TYPE_CHECKING:

@@ -17,6 +17,8 @@ LIBRARIES = (
     "spec_kit.collectives",
     "spec_kit.drafting",
     "spec_kit.hosting",
+    "spec_kit.layers",
+    "spec_kit.live_traffic",
     "spec_kit.sharding",
     "spec_kit.streams",
     "spec_kit.targets",

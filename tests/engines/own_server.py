@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
 from ..integration import launching
 from .vllm_here import lives

@@ -46,7 +46,8 @@ from typing import Any
 import torch
 
 from spec_core.errors import ConfigError
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpReplica
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
 from .page_server import ServerProcess
 from .serving_traffic import CONCURRENCY, Clients, Fetcher, SglangRoute, VllmRoute, requests_of

@@ -22,7 +22,8 @@ from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpReplica
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 from spec_kit.targets import read_target
 from spec_trainer.cli.app import run
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from spec_kit.hosting import LiveRequest
+    from spec_kit.live_traffic import LiveRequest
 
 pytestmark = [
     *needs_sglang,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spec_core.records import SamplingParams
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpReplica
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 from spec_kit.targets import read_target
 from spec_trainer.cli.app import run
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 from spec_trainer.cli.app import run
 
 from ..integration import draft_server, launching, live_server

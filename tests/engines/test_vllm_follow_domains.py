@@ -13,7 +13,8 @@ import transformers
 
 from spec_core.records import AcceptanceCounters, SamplingParams
 from spec_engine_vllm.server_counters import vllm_counters
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 from spec_trainer.cli import app as cli
 
 from .. import two_domains

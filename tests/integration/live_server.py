@@ -28,7 +28,7 @@ except ImportError:  # as a program
     import draft_server
 
 from spec_core.records import FeatureSchema
-from spec_kit.hosting import LiveRequests, LiveRequestsConfig, ServerMetrics, StateRows, StatesRange
+from spec_kit.live_traffic import LiveRequests, LiveRequestsConfig, ServerMetrics, StateRows, StatesRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,8 @@ import torch
 import transformers
 
 from spec_core.records import AcceptanceCounters
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 from spec_kit.targets import read_target
 from spec_trainer.cli import app as cli
 from spec_trainer.configuration.follow import RetentionConfig

@@ -11,7 +11,7 @@ import torch
 from spec_core import plugins
 from spec_core.draft import Draft
 from spec_core.kernels import no_kernel
-from spec_kit.drafting import Fp8Layers, use_fp8_head
+from spec_kit.layers import Fp8Layers, use_fp8_head
 from spec_testing.draft_workbench import LENGTHS, build
 from spec_testing.toy_target import toy_batch, toy_target
 from spec_trainer.cli.app import run

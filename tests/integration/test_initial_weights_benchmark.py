@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from spec_kit.drafting import initial_weights as scales
+from spec_kit.layers import initial_weights as scales
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

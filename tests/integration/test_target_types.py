@@ -19,8 +19,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from spec_core.errors import TargetError
 from spec_core.records import FeatureSchema
 from spec_engine_hf.hf_model import HfModel
-from spec_kit.drafting.rope import attention_scale, inverse_frequencies
-from spec_kit.drafting.target_ops import TargetOps
+from spec_kit.layers.rope import attention_scale, inverse_frequencies
+from spec_kit.layers.target_ops import TargetOps
 from spec_kit.targets.rope_parameters import rope_problem
 from spec_kit.targets.target_reader import read_target, read_target_tensors
 from spec_kit.targets.target_types import TARGET_TYPES, WRAPPERS

@@ -17,7 +17,7 @@ from transformers.modeling_layers import MtpModel
 from spec_draft_mtp.config import MtpConfig
 from spec_draft_mtp.draft import MtpDraft
 from spec_draft_mtp.shape import MtpShape
-from spec_kit.drafting import cached_attention, rotate
+from spec_kit.layers import cached_attention, rotate
 from spec_kit.targets import read_target_tensors
 from spec_kit.targets.target_reader import read_target
 

@@ -19,7 +19,7 @@ from .draft_parts import make_ops, make_target
 
 if TYPE_CHECKING:
     from spec_core import Proposer, TargetSpec
-    from spec_kit.drafting import TargetOps
+    from spec_kit.layers import TargetOps
 
     from .dense_parts import Document
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from spec_core import Draft, TargetSpec
-    from spec_kit.drafting import TargetOps
+    from spec_kit.layers import TargetOps
 
 SEED = 11
 LENGTHS = [9, 1, 14, 2, 3, 23]

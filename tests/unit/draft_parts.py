@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from spec_core import Draft, FindKernel, TargetSpec, TargetTensors, no_kernel
-from spec_kit.drafting import TargetOps
+from spec_kit.layers import TargetOps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

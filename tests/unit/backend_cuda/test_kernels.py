@@ -12,9 +12,9 @@ from spec_draft_dflash.kernels import scaled_softmax_
 from spec_draft_dflash2.kernels import convolve
 from spec_kit.block_drafting import BlockLayout, block_attention, norm_rotate
 from spec_kit.chain_drafting import ttt_attention, ttt_attention_backward
-from spec_kit.drafting import plain_kernels as plain
-from spec_kit.drafting.fp8 import BACKWARD, FORWARD, quantize_rows
-from spec_kit.drafting.rope import rotate
+from spec_kit.layers import plain_kernels as plain
+from spec_kit.layers.fp8 import BACKWARD, FORWARD, quantize_rows
+from spec_kit.layers.rope import rotate
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

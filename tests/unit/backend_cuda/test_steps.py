@@ -11,7 +11,7 @@ from spec_backend_cpu.kernels import KERNELS as CPU_KERNELS
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
-from spec_kit.drafting.target_ops import TargetOps
+from spec_kit.layers.target_ops import TargetOps
 
 from ..draft_batches import random_documents, step_arguments
 from ..draft_dflash import cases as dflash

@@ -16,7 +16,7 @@ from spec_core.errors import ConfigError, TargetError
 from spec_core.target import LatentSizes
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
-from spec_kit.drafting import Rope, rotate
+from spec_kit.layers import Rope, rotate
 
 from ..draft_batches import LLAMA3, YARN
 from ..draft_folders import (

@@ -9,7 +9,7 @@ import torch
 from spec_core import no_kernel
 from spec_draft_mtp.config import MtpConfig
 from spec_draft_mtp.draft import MtpDraft
-from spec_kit.drafting import TargetOps
+from spec_kit.layers import TargetOps
 from spec_testing.toy_target import ToySample, toy_batch, toy_target, toy_tensors
 
 from ...mtp_targets import random_head, write_config, write_head

@@ -18,7 +18,7 @@ from spec_core import no_kernel
 from spec_draft_mtp.config import MtpConfig
 from spec_draft_mtp.draft import MtpDraft
 from spec_draft_mtp.stored_head import stored_parts
-from spec_kit.drafting import rotate
+from spec_kit.layers import rotate
 
 from ...mtp_targets import CONSTANT, COPIES, KINDS, random_head, write_config, write_head
 from ..draft_batches import YARN

@@ -15,13 +15,8 @@ from spec_core.errors import ConfigError, EngineError
 from spec_engine_sglang.draft_ranks import SglangRoutes
 from spec_engine_sglang.hook import add_routes, register
 from spec_engine_sglang.live_answers import check_storing, store_answers
-from spec_kit.hosting import (
-    DRAFT_TOKEN_VARIABLE,
-    LIVE_REQUESTS_VARIABLE,
-    STATES_ARGUMENT,
-    LiveRequests,
-    LiveRequestsConfig,
-)
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, LiveRequests, LiveRequestsConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -22,7 +22,8 @@ from spec_engine_sglang.serving_capture import (
     begin_request,
     states_request_id,
 )
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, StatesRange
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, StatesRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ import pytest
 from spec_core.errors import ConfigError
 from spec_engine_vllm.draft_routes import DraftRoutes
 from spec_engine_vllm.live_answers import keep_answers
-from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, LiveRequests
-from spec_kit.hosting.live_requests import LiveRequestsConfig
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, LiveRequests
+from spec_kit.live_traffic.live_requests import LiveRequestsConfig
 
 from .asgi import ask, bearer, statuses
 

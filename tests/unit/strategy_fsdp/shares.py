@@ -10,7 +10,7 @@ import torch.distributed as dist
 from safetensors.torch import save
 
 from spec_backend_cpu.kernels import KERNELS
-from spec_kit.drafting import TargetOps
+from spec_kit.layers import TargetOps
 from spec_strategy_fsdp.context_ranks import ContextRanks
 from spec_testing.draft_workbench import build
 from spec_testing.toy_target import toy_batch, toy_target

@@ -23,7 +23,8 @@ from spec_draft_dspark.draft import DSparkDraft
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_draft_mtp.draft import MtpDraft
 from spec_draft_peagle.draft import PEagleDraft
-from spec_kit.drafting import Fp8Layers, use_fp8_head, write_draft
+from spec_kit.drafting import write_draft
+from spec_kit.layers import Fp8Layers, use_fp8_head
 from spec_kit.sharding import SafetensorsFolder
 from spec_optimizers.adamw import AdamWOptimizer
 from spec_optimizers.muon import MuonOptimizer

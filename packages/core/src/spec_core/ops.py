@@ -1,7 +1,7 @@
 """VocabularyOps gives a draft's training step the target's frozen embedding, final norm and head.
 
 These weights never become parameters of the draft: VocabularyOps has them, outside sharding, checkpoints and
-optimizer. ``spec_kit.drafting.target_ops.TargetOps`` is the implementation for one device. A tensor-parallel
+optimizer. ``spec_kit.layers.target_ops.TargetOps`` is the implementation for one device. A tensor-parallel
 strategy supplies an implementation whose vocabulary axis is sharded.
 
 Contract:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_kit.block_drafting import BlockKernels
-from spec_kit.drafting import softmax
+from spec_kit.layers import softmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,7 +17,7 @@ import torch
 from spec_draft_dflash.config import SOFT_LOSSES
 from spec_draft_dflash.targets import HardTargets, SoftTargets
 from spec_kit.block_drafting import GuessMetrics, loss_scale
-from spec_kit.drafting import with_gradients
+from spec_kit.layers import with_gradients
 
 if TYPE_CHECKING:
     from torch import Tensor

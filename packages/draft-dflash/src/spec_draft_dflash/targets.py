@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from spec_kit.block_drafting import teacher_of_guesses
-from spec_kit.drafting import ROW_LOSSES, LabelColumns, Teacher, score, sharded_logsumexp_argmax
+from spec_kit.layers import ROW_LOSSES, LabelColumns, Teacher, score, sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable

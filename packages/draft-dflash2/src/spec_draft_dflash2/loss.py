@@ -20,7 +20,7 @@ import torch
 
 from spec_draft_dflash2.selector import Candidates, LocalColumns, scores, sum_rows
 from spec_kit.block_drafting import GuessMetrics, loss_scale, teacher_of_guesses
-from spec_kit.drafting import sharded_logsumexp_argmax, with_gradients
+from spec_kit.layers import sharded_logsumexp_argmax, with_gradients
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spec_draft_dflash2.config import DFlash2Config
     from spec_draft_dflash2.shape import DFlash2Shape
     from spec_kit.block_drafting import BlockKernels, CountedGuesses
-    from spec_kit.drafting import Distribution
+    from spec_kit.layers import Distribution
 
 _VALUES = ("accuracy", "head_accuracy", "recall", "head_loss", "selector_loss")
 _LENGTHS = {"acceptance_length": "accuracy"}

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import nn
 
-from spec_kit.drafting import INIT_STD, linear, softmax
+from spec_kit.layers import INIT_STD, linear, softmax
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core import VocabularyOps
     from spec_draft_dflash2.shape import DFlash2Shape
-    from spec_kit.drafting import Distribution
+    from spec_kit.layers import Distribution
 
 SET = 64
 """Number of columns of which ``largest`` takes the maximum first."""

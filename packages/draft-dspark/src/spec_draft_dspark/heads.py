@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from spec_kit.drafting import INIT_STD, linear
+from spec_kit.layers import INIT_STD, linear
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from spec_kit.block_drafting import GuessMetrics, loss_scale, teacher_of_guesses
-from spec_kit.drafting import LabelColumns, sharded_logsumexp_argmax, softmax, with_gradients
+from spec_kit.layers import LabelColumns, sharded_logsumexp_argmax, softmax, with_gradients
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_dspark.config import DSparkConfig
     from spec_kit.block_drafting import BlockKernels, CountedGuesses
-    from spec_kit.drafting import Distribution
+    from spec_kit.layers import Distribution
 
 _VALUES = ("accuracy", "acceptance", "guess_loss", "confidence_loss")
 _LENGTHS = {"acceptance_length": "accuracy", "expected_length": "acceptance"}

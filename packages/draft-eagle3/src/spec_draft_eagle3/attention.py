@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_kit.drafting import AttentionProjections
+from spec_kit.layers import AttentionProjections
 
 if TYPE_CHECKING:
     from collections.abc import Callable

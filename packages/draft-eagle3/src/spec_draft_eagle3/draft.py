@@ -253,7 +253,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         self, module: Eagle3Model, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
         """Scale the random weights, and copy the head and the final norm from the target."""
-        from spec_kit.drafting import start_from_target
+        from spec_kit.layers import start_from_target
 
         start_from_target(module, target, tensors, token_counts)
 

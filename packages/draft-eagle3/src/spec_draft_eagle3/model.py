@@ -22,7 +22,7 @@ from spec_kit.chain_drafting import (
     step_weights,
     take_rows,
 )
-from spec_kit.drafting import ContextRows, LatentAttention, Mlp, Rope, checkpointed, linear
+from spec_kit.layers import ContextRows, LatentAttention, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,15 +13,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from spec_core import Proposal
-from spec_kit.drafting import (
-    BatchProposer,
-    cached_attention,
-    draw,
-    extended_caches,
-    new_positions,
-    rotate,
-    uniform_numbers,
-)
+from spec_kit.drafting import BatchProposer, draw, uniform_numbers
+from spec_kit.layers import cached_attention, extended_caches, new_positions, rotate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

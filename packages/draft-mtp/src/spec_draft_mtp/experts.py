@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spec_kit.drafting import INIT_STD, Mlp, linear
+from spec_kit.layers import INIT_STD, Mlp, linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable

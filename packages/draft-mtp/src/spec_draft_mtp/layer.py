@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from spec_draft_mtp.experts import SigmoidExperts, SoftmaxExperts
-from spec_kit.drafting import INIT_STD, LatentAttention, Mlp, linear
+from spec_kit.layers import INIT_STD, LatentAttention, Mlp, linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

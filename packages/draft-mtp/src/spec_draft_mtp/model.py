@@ -23,7 +23,7 @@ from spec_kit.chain_drafting import (
     step_weights,
     take_rows,
 )
-from spec_kit.drafting import INIT_STD, ContextRows, Rope, checkpointed
+from spec_kit.layers import INIT_STD, ContextRows, Rope, checkpointed
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -216,7 +216,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         self, module: PEagleModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
         """Scale the random weights, and copy the head and the final norm from the target."""
-        from spec_kit.drafting import start_from_target
+        from spec_kit.layers import start_from_target
 
         start_from_target(module, target, tensors, token_counts)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_kit.block_drafting import BlockLayout, block_attention
-from spec_kit.drafting import DecoderKernels, rotate
+from spec_kit.layers import DecoderKernels, rotate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -16,7 +16,7 @@ import torch
 
 from spec_core.records import StepOutput
 from spec_draft_peagle.chains import GuessesByToken
-from spec_kit.drafting import ROW_LOSSES, score, teach, with_gradients
+from spec_kit.layers import ROW_LOSSES, score, teach, with_gradients
 
 if TYPE_CHECKING:
     from torch import Tensor

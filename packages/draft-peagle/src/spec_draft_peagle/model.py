@@ -17,7 +17,7 @@ from spec_draft_peagle.attention import chain_attention, row_attention
 from spec_draft_peagle.chains import ChainRule, Chains
 from spec_draft_peagle.loss import PEagleLoss
 from spec_kit.chain_drafting import take_rows
-from spec_kit.drafting import AttentionProjections, Mlp, Rope, checkpointed, linear
+from spec_kit.layers import AttentionProjections, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

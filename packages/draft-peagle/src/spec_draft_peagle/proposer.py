@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from spec_core import Proposal
-from spec_kit.drafting import (
-    BatchProposer,
-    cached_attention,
-    draw,
-    extended_caches,
-    new_positions,
-    uniform_numbers,
-)
+from spec_kit.drafting import BatchProposer, draw, uniform_numbers
+from spec_kit.layers import cached_attention, extended_caches, new_positions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

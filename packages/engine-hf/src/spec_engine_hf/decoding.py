@@ -16,14 +16,8 @@ import torch
 from spec_core import Proposal
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, Generation, images_of
-from spec_kit.drafting import (
-    TargetOps,
-    distribution,
-    recognise,
-    uniform_numbers,
-    verify_greedy,
-    verify_sampled,
-)
+from spec_kit.drafting import distribution, recognise, uniform_numbers, verify_greedy, verify_sampled
+from spec_kit.layers import TargetOps
 from spec_kit.targets import read_target_tensors
 
 if TYPE_CHECKING:

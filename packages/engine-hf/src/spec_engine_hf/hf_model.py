@@ -16,7 +16,7 @@ from torch import nn
 from spec_core import FrozenProducts, TargetTensors, foreign_errors
 from spec_core.errors import EngineError, TargetError
 from spec_core.records import FeatureSchema
-from spec_kit.drafting import TargetOps
+from spec_kit.layers import TargetOps
 from spec_kit.targets import TargetImages, decoded_image
 from spec_processes import hide_broken_extensions
 

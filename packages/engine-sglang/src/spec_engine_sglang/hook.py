@@ -31,7 +31,7 @@ separated by spaces."""
 _TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
 """``spec_kit.hosting.DRAFT_TOKEN_VARIABLE``: set if the draft takes fresh weights."""
 _LIVE_VARIABLE = "SPEC_LIVE_REQUESTS"
-"""``spec_kit.hosting.LIVE_REQUESTS_VARIABLE``: set if a server stores requests."""
+"""``spec_kit.live_traffic.LIVE_REQUESTS_VARIABLE``: set if a server stores requests."""
 _WHITELIST = "SGLANG_PLUGINS"
 """SGLang's own variable: if it is set, SGLang loads only the plugins that it lists. The plugin of a platform
 must be listed, too."""

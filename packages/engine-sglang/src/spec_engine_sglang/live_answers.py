@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError, EngineError
-from spec_kit.hosting import (
+from spec_kit.live_traffic import (
     LIVE_REQUESTS_VARIABLE,
     STATES_ARGUMENT,
     LiveAnswer,
@@ -24,7 +24,7 @@ from spec_kit.hosting import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-    from spec_kit.hosting import LiveRequests
+    from spec_kit.live_traffic import LiveRequests
 
 _CONSTRAINTS = (
     "json_schema",

@@ -6,7 +6,7 @@ The server is SGLang 0.5.23 with ``--enable-metrics``.
 from __future__ import annotations
 
 from spec_core.records import AcceptanceCounters, ServerCounters
-from spec_kit.hosting import ServerMetrics
+from spec_kit.live_traffic import ServerMetrics
 
 
 def sglang_counters(text: str) -> ServerCounters | None:

@@ -20,7 +20,7 @@ from spec_core.records import FeatureSchema
 from spec_engine_sglang.norm_tap import NormTap
 from spec_engine_sglang.scheduler_updates import chosen, model_folder
 from spec_engine_sglang.stream_taps import find_decoder
-from spec_kit.hosting import LiveRequestsConfig, StateCopies, StateRows, StepBatch, states_key
+from spec_kit.live_traffic import LiveRequestsConfig, StateCopies, StateRows, StepBatch, states_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spec_core.records import AcceptanceCounters, ServerCounters
-from spec_kit.hosting import ServerMetrics
+from spec_kit.live_traffic import ServerMetrics
 
 _SPECULATION = "vllm:spec_decode_num_"
 _MOST_POSITIONS = 1024

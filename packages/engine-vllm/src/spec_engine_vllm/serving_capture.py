@@ -20,7 +20,7 @@ import torch
 
 from spec_core.records import FeatureSchema
 from spec_engine_vllm.step_batch import drafted_layers, step_batch
-from spec_kit.hosting import LiveRequestsConfig, StateCopies, StateRows, states_key
+from spec_kit.live_traffic import LiveRequestsConfig, StateCopies, StateRows, states_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spec_kit.hosting import StepBatch
+from spec_kit.live_traffic import StepBatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -119,7 +119,7 @@ class FsdpStrategy(Strategy):
         """Return vocabulary operations that hold the whole vocabulary on every process."""
         import torch
 
-        from spec_kit.drafting import TargetOps
+        from spec_kit.layers import TargetOps
 
         return TargetOps(target, tensors, self.device, getattr(torch, self.settings.dtype))
 

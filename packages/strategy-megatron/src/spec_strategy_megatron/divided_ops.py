@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from spec_kit.drafting import TargetOps
+from spec_kit.layers import TargetOps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

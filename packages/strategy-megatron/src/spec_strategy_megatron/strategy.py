@@ -176,7 +176,7 @@ class MegatronStrategy(Strategy):
         """Return operations on this rank's shard of the vocabulary, or on all of it if nothing is divided."""
         import torch
 
-        from spec_kit.drafting import TargetOps
+        from spec_kit.layers import TargetOps
         from spec_strategy_megatron.divided_ops import DividedTargetOps, vocabulary_bounds
 
         dtype = getattr(torch, self.settings.dtype)

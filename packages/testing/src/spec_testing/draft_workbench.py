@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from spec_core.kernels import FindKernel
     from spec_core.records import DraftBatch, FeatureSchema, StepOutput
     from spec_core.target import TargetSpec, TargetTensors
-    from spec_kit.drafting.target_ops import TargetOps
+    from spec_kit.layers.target_ops import TargetOps
 
 LENGTHS = (11, 1, 7, 19, 5, 2, 13)
 NUM_PROPOSALS = 3

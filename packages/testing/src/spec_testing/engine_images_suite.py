@@ -24,7 +24,7 @@ import torch
 from spec_core.engine import EngineContext
 from spec_core.errors import DataError
 from spec_core.records import CaptureRequest, FeatureSchema, ImageSource, PromptWithImages, SamplingParams
-from spec_kit.drafting import TargetOps
+from spec_kit.layers import TargetOps
 from spec_kit.targets import read_target_tensors
 from spec_testing.conformance import ConformanceSuite
 from spec_testing.limits import patient

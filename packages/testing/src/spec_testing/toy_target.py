@@ -12,7 +12,7 @@ import torch
 
 from spec_core.records import DraftBatch, Span, Supervision
 from spec_core.target import TargetSpec, TargetTensors
-from spec_kit.drafting.target_ops import TargetOps
+from spec_kit.layers.target_ops import TargetOps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spec_kit.drafting import mapping, select_tokens
+from spec_kit.drafting.draft_vocabulary import mapping, select_tokens
 
 
 def test_most_frequent_tokens_ascending_with_ties_to_the_smaller_id():

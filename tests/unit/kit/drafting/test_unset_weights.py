@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from spec_kit.drafting.decoder_parts import linear
 from spec_kit.drafting.unset_weights import UnsetWeights
+from spec_kit.layers.decoder_parts import linear
 
 
 class Part(nn.Module):

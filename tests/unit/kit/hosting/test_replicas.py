@@ -12,7 +12,9 @@ import pytest
 from spec_core import UpdateRequest
 from spec_core.errors import ConfigError, EngineError
 from spec_core.records import FeatureSchema
-from spec_kit.hosting import HttpReplica, ProgramReplica, backend_for, served_states
+from spec_kit.hosting import HttpReplica, ProgramReplica
+from spec_kit.hosting.backend_search import backend_for
+from spec_kit.live_traffic import served_states
 from spec_processes.sockets import server_address
 
 from .update_server import ANSWER, SERVED, UPDATE, Server, running_server

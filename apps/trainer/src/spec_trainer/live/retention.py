@@ -18,7 +18,7 @@ import numpy as np
 from spec_core.errors import ArtifactError, RunError, SpecError
 from spec_core.foreign import check_regular, foreign_errors
 from spec_core.resource import Resource
-from spec_kit.hosting import is_label
+from spec_kit.live_traffic import is_label
 from spec_trainer.base.disk import check_own, not_written
 from spec_trainer.live.kept_request import KeptRequest, KeptRequests
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.records import FeatureSchema
-    from spec_kit.hosting import HttpReplica, LiveRequest
+    from spec_kit.hosting import HttpReplica
+    from spec_kit.live_traffic import LiveRequest
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from spec_core.errors import ArtifactError
 from spec_core.foreign import check_regular, foreign_errors, read_bytes
-from spec_kit.hosting import Label
+from spec_kit.live_traffic import Label
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

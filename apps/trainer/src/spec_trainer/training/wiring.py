@@ -195,7 +195,7 @@ def build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
     strategy.attach(module, spec.draft.shard_hints(spec.target))
     ops = strategy.vocabulary_ops(spec.target, tensors)
     if spec.config.train.fp8 is not None:
-        from spec_kit.drafting import use_fp8_head
+        from spec_kit.layers import use_fp8_head
 
         use_fp8_head(ops, plugins.find_kernel(spec.backend))
     return DraftTrainer(spec.draft, strategy, ops, rank)
@@ -212,7 +212,7 @@ def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:
     find = plugins.find_kernel(spec.backend)
     if spec.config.train.fp8 != "layers":
         return spec.draft.build(spec.target, tensors, counts, find)
-    from spec_kit.drafting import Fp8Layers
+    from spec_kit.layers import Fp8Layers
 
     layers = Fp8Layers(find)
     module = spec.draft.build(spec.target, tensors, counts, layers.find)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from spec_kit.block_drafting.block_draft import BlockDraft
-from spec_kit.block_drafting.block_shape import MOST_LAYERS, BlockConfig, BlockShape, default_layers
+from spec_kit.block_drafting.block_shape import MOST_LAYERS, BlockConfig, BlockShape
 from spec_kit.block_drafting.mask_token import choose_mask_token
 from spec_kit.lazy import lazy_names
 
@@ -42,7 +42,6 @@ __all__ = [
     "KeysValues",
     "block_attention",
     "choose_mask_token",
-    "default_layers",
     "guess_weights",
     "loss_scale",
     "norm_rotate",

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spec_core.host_tensors import to_device_async
-from spec_kit.drafting import checkpointed
+from spec_kit.layers import checkpointed
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of the same positions."""

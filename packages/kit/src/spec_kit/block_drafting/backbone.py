@@ -15,7 +15,7 @@ from torch import nn
 
 from spec_core.host_tensors import to_device_async
 from spec_kit.block_drafting.attention import BlockLayout
-from spec_kit.drafting import AttentionProjections, ContextRows, Mlp, Rope, checkpointed, linear
+from spec_kit.layers import AttentionProjections, ContextRows, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,6 @@ from spec_core.records import FeatureSchema, ShardHints
 from spec_kit.block_drafting.block_shape import BlockConfig, BlockShape, default_layers
 from spec_kit.block_drafting.mask_token import choose_mask_token
 from spec_kit.drafting import (
-    EMBEDDING,
     FROZEN,
     TEACHER,
     TRAINED,
@@ -169,10 +168,7 @@ class BlockDraft(ServedDraft[C, S]):
         """
         yield from super().exported_tensors(weights, target)
         if target.embedding_scale != 1:
-            yield (
-                EMBEDDING,
-                as_served(read_target_tensors(target).embedding_VH * target.embedding_scale, target),
-            )
+            yield (as_served(read_target_tensors(target).embedding_VH * target.embedding_scale, target),)
 
     @property
     def max_draft_tokens(self) -> int | None:

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from spec_kit.block_drafting.attention import BlockLayout, block_attention
-from spec_kit.drafting import DecoderKernels, rotate
+from spec_kit.layers import DecoderKernels, rotate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

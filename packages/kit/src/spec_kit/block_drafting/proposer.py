@@ -12,7 +12,8 @@ import torch
 
 from spec_core.errors import ConfigError
 from spec_kit.block_drafting.attention import BlockLayout
-from spec_kit.drafting import BatchProposer, extended_caches, new_positions
+from spec_kit.drafting import BatchProposer
+from spec_kit.layers import extended_caches, new_positions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

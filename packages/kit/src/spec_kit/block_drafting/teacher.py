@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_kit.drafting import sharded_logsumexp_argmax
+from spec_kit.layers import sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch
     from spec_kit.block_drafting.blocks import CountedGuesses
-    from spec_kit.drafting import DecoderKernels, Distribution
+    from spec_kit.layers import DecoderKernels, Distribution
 
 
 def teacher_of_guesses(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_kit.chain_drafting.kernels import Bounds, ChainKernels, Pieces
-    from spec_kit.drafting import ContextRows
+    from spec_kit.layers import ContextRows
 
 SCORE_BYTES = 64 << 20
 """Bytes of the attention scores of one chunk, if no kernel computes the attention. It is large enough that matrix

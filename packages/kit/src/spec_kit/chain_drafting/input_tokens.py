@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.records import DraftBatch
-    from spec_kit.drafting import ContextRows
+    from spec_kit.layers import ContextRows
 
 
 @dataclass(frozen=True)

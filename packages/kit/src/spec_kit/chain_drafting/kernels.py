@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from spec_kit.drafting import DecoderKernels, rotate
+from spec_kit.layers import DecoderKernels, rotate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from spec_core.host_tensors import to_device_async
-from spec_kit.drafting import ContextRows
+from spec_kit.layers import ContextRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

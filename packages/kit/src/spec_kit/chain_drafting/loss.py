@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_core.records import StepOutput
-from spec_kit.drafting import ROW_LOSSES, score, teach, with_gradients
+from spec_kit.layers import ROW_LOSSES, score, teach, with_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,13 +9,12 @@ if TYPE_CHECKING:
     from spec_kit.collectives.gloo_members import prove_default_group
     from spec_kit.collectives.gloo_ports import closed_afterwards
     from spec_kit.collectives.gloo_process_group import GlooProcessGroup
-    from spec_kit.collectives.library_process_group import CollectiveLibrary, LibraryProcessGroup
+    from spec_kit.collectives.library_process_group import LibraryProcessGroup
 else:
     __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "AgreedProcessGroup",
-    "CollectiveLibrary",
     "Communicator",
     "GlooProcessGroup",
     "LibraryProcessGroup",

@@ -20,8 +20,8 @@ from spec_core.records import AcceptanceCounters
 from spec_core.resource import Resource
 from spec_core.wire_record import WireRecord
 from spec_core.wording import one_line, shown
-from spec_kit.hosting.live_requests import TakenRequests
-from spec_kit.hosting.served_states import ID_BYTES, StatesLayout, StatesLeftOut, StatesRange, piece_rows
+from spec_kit.live_traffic.live_requests import TakenRequests
+from spec_kit.live_traffic.served_states import ID_BYTES, StatesLayout, StatesLeftOut, StatesRange, piece_rows
 from spec_processes.sockets.http_client import LONGEST_ANSWER, HttpClient
 
 if TYPE_CHECKING:

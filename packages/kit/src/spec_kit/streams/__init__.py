@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         staged_copy,
     )
     from spec_kit.streams.device_pool import (
-        DevicePool,
         DeviceSharing,
         PeerEvents,
         SharedMemory,
@@ -50,7 +49,6 @@ __all__ = [
     "ConnectReply",
     "DeferredBuffer",
     "DeviceArena",
-    "DevicePool",
     "DeviceSharing",
     "GrantInfo",
     "HostConnector",

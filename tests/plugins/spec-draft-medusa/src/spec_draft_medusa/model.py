@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from spec_core import Proposal, Proposer, to_device_async
 from spec_core.records import StepOutput
-from spec_kit.drafting import linear
+from spec_kit.layers import linear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

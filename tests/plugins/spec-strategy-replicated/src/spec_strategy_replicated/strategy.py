@@ -86,7 +86,7 @@ class ReplicatedStrategy(Strategy):
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
         import torch
 
-        from spec_kit.drafting import TargetOps
+        from spec_kit.layers import TargetOps
 
         return TargetOps(target, tensors, self.device, getattr(torch, self.settings.dtype))
 

@@ -12,7 +12,7 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from spec_kit.hosting import LiveRequests, LiveRequestsConfig
+from spec_kit.live_traffic import LiveRequests, LiveRequestsConfig
 from spec_trainer.cli.app import run
 
 from .streaming_server import NUM_DRAFT_TOKENS, streaming

@@ -87,7 +87,7 @@ def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
     """
     import torch
 
-    from spec_kit.drafting import INIT_STD
+    from spec_kit.layers import INIT_STD
     from spec_kit.targets.target_reader import read_target_tensors
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():

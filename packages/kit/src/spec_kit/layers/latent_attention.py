@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from spec_kit.drafting.decoder_parts import linear
+from spec_kit.layers.decoder_parts import linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
 
-    from spec_kit.hosting.live_requests import LiveRequests
+    from spec_kit.live_traffic.live_requests import LiveRequests
 
 
 class LiveAnswer:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from spec_core.records import FeatureSchema
-from spec_kit.hosting import StateCopies, StateRows, StatesRange, StepBatch, state_copies
-from spec_kit.hosting.state_rows import PAGE_ROWS
+from spec_kit.live_traffic import StateCopies, StateRows, StatesRange, StepBatch, state_copies
+from spec_kit.live_traffic.state_rows import PAGE_ROWS
 
 SCHEMA = FeatureSchema(layers=(1, 3), hidden_size=2, dtype="float32")
 KEY, OTHER = f"{1:016x}", f"{2:016x}"

@@ -8,19 +8,18 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spec_kit.hosting.served_states import StatesRange
+from spec_kit.live_traffic.served_states import StatesRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from torch import Tensor
 
-    from spec_kit.hosting.modes import Fields
-    from spec_kit.hosting.state_rows import StateRows
+    from spec_kit.live_traffic.state_rows import StateRows
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +83,7 @@ class StateCopies:
                 "%s; from now on, such requests are counted as left out (error) in silence", failure
             )
 
-    def answer(self, asked: str) -> Fields:
+    def answer(self, asked: str) -> dict[str, Any]:
         """Return the layout of states, or a piece of a request's states, or why they are left out.
 
         ``asked``: a StatesRange as JSON, or an empty string for the layout.

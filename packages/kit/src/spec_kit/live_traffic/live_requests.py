@@ -26,12 +26,10 @@ from spec_core.config import Config, Seconds
 from spec_core.errors import ConfigError
 from spec_core.validation import validate
 from spec_core.wire_record import WireRecord
-from spec_kit.hosting.served_states import MOST_STATE_ROWS, LeftOutReason, StatesKey
+from spec_kit.live_traffic.served_states import MOST_STATE_ROWS, LeftOutReason, StatesKey
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable
-
-    from spec_kit.hosting.modes import Fields
 
     Message = dict[str, Any]
     Receive = Callable[[], Awaitable[Message]]
@@ -196,7 +194,7 @@ class _Row(NamedTuple):
         return len(self.prompt) + len(self.answer)
 
     @property
-    def fields(self) -> Fields:
+    def fields(self) -> dict[str, Any]:
         """The fields of a LiveRequest."""
         fields = {"prompt": self.prompt.tolist(), "answer": self.answer.tolist(), "label": self.label}
         return fields if self.states is None else {**fields, "states": self.states}
@@ -295,7 +293,7 @@ class LiveRequests:
                 self._drop("overrun")
             self._expire()
 
-    def take(self) -> Fields:
+    def take(self) -> dict[str, Any]:
         """Remove the oldest requests, and return the fields of a TakenRequests with them."""
         taken: list[_Row] = []
         with self._lock:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.ops import VocabularyOps
-    from spec_kit.drafting.plain_kernels import DecoderKernels
+    from spec_kit.layers.plain_kernels import DecoderKernels
 
 
 def sharded_logsumexp_argmax(

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from spec_kit.drafting import Rope, rotate
-from spec_kit.drafting.rope import inverse_frequencies
+from spec_kit.layers import Rope, rotate
+from spec_kit.layers.rope import inverse_frequencies
 from spec_kit.targets.rope_parameters import rope_problem
 
 from ...draft_batches import transformers_rope

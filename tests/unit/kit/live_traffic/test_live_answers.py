@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spec_kit.hosting import LiveAnswer, LiveRequests, LiveRequestsConfig, passed_on
+from spec_kit.live_traffic import LiveAnswer, LiveRequests, LiveRequestsConfig, passed_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

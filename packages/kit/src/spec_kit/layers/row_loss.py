@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_kit.drafting.loss_parts import sharded_logsumexp_argmax
+from spec_kit.layers.loss_parts import sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from spec_core.ops import VocabularyOps
     from spec_kit.drafting.decoder_shape import DistilledLoss
-    from spec_kit.drafting.plain_kernels import DecoderKernels, Distribution
+    from spec_kit.layers.plain_kernels import DecoderKernels, Distribution
 
     Factors = tuple[Tensor, Tensor, Tensor]
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import time
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spec_kit.hosting.served_states import MOST_STATE_ROWS, StatesLayout, piece_rows
+from spec_kit.live_traffic.served_states import MOST_STATE_ROWS, StatesLayout, piece_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.records import FeatureSchema
-    from spec_kit.hosting.modes import Fields
-    from spec_kit.hosting.served_states import StatesRange
+    from spec_kit.live_traffic.served_states import StatesRange
 
 PAGE_ROWS = 32
 """Number of rows that a request gets at once."""
@@ -129,7 +128,7 @@ class StateRows:
         if len(self._ended) > _MOST_ENDED:
             self._drop_oldest()
 
-    def read(self, asked: StatesRange) -> Fields:
+    def read(self, asked: StatesRange) -> dict[str, Any]:
         """Return ``piece``, the bytes of some rows from ``asked.first`` on, or ``left_out``, the cause.
 
         The request is dropped when its last row has been read.
@@ -158,7 +157,7 @@ class StateRows:
                 return
             self._drop_oldest()
 
-    def layout(self) -> Fields:
+    def layout(self) -> dict[str, Any]:
         """Return the fields of the StatesLayout."""
         return StatesLayout.of(self._schema).model_dump()
 

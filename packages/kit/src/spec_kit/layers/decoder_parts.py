@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn import functional as F
 
-from spec_kit.drafting.plain_kernels import swiglu_mlp
+from spec_kit.layers.plain_kernels import swiglu_mlp
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_kit.drafting.decoder_parts import INIT_STD
 from spec_kit.drafting.draft_vocabulary import mapping, select_tokens
+from spec_kit.layers.decoder_parts import INIT_STD
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

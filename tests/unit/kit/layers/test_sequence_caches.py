@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spec_kit.drafting import cached_attention, extended_caches, new_positions
+from spec_kit.layers import cached_attention, extended_caches, new_positions
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 CACHED, COUNTS = [0, 5, 2], [3, 1, 4]

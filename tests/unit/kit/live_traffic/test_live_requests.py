@@ -10,8 +10,8 @@ import time
 import pytest
 
 from spec_core.errors import ConfigError
-from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, LiveRequests, TakenRequests
-from spec_kit.hosting.live_requests import LiveRequestsConfig, route_of
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, LiveRequests, TakenRequests
+from spec_kit.live_traffic.live_requests import LiveRequestsConfig, route_of
 from spec_processes.sockets.http_client import LONGEST_ANSWER
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from spec_kit.drafting import TargetOps
+from spec_kit.layers import TargetOps
 from spec_kit.targets import read_target, read_target_tensors
 
 TARGETS = {

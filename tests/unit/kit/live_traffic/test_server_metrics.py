@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spec_kit.hosting import ServerMetrics
+from spec_kit.live_traffic import ServerMetrics
 
 PAGE = r"""
 # HELP vllm:tokens_total Number of tokens.

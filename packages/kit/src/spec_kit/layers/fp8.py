@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from spec_core import LinearWeight
 from spec_core.kernels import KernelSet
-from spec_kit.drafting.decoder_parts import Linear
 from spec_kit.drafting.decoder_shape import FP8_MULTIPLE
-from spec_kit.drafting.plain_kernels import swiglu
+from spec_kit.layers.decoder_parts import Linear
+from spec_kit.layers.plain_kernels import swiglu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

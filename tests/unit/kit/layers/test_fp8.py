@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from spec_kit.drafting import Fp8Kernels, Fp8Layers, Fp8Weight, Mlp, linear
-from spec_kit.drafting.fp8 import BACKWARD, FORWARD, quantize_rows
+from spec_kit.layers import Fp8Kernels, Fp8Layers, Mlp, linear
+from spec_kit.layers.fp8 import BACKWARD, FORWARD, Fp8Weight, quantize_rows
 
 ROUNDING = {FORWARD: 2.0**-4, BACKWARD: 2.0**-3}
 """Half of the gap between neighbouring numbers of one exponent, over the smaller one: 3 and 2 bits of mantissa."""

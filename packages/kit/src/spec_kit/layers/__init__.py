@@ -1,0 +1,51 @@
+"""This library has the parts of decoder layers and of losses that drafts share (docs/libraries/layers.md)."""
+
+from typing import TYPE_CHECKING
+
+from spec_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from spec_kit.layers.checkpointing import checkpointed
+    from spec_kit.layers.context_rows import ContextRows
+    from spec_kit.layers.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
+    from spec_kit.layers.fp8 import Fp8Kernels, Fp8Layers, use_fp8_head
+    from spec_kit.layers.initial_weights import start_from_target
+    from spec_kit.layers.latent_attention import LatentAttention
+    from spec_kit.layers.loss_parts import LabelColumns, sharded_logsumexp_argmax, with_gradients
+    from spec_kit.layers.plain_kernels import DecoderKernels, Distribution, softmax
+    from spec_kit.layers.rope import Rope, rotate
+    from spec_kit.layers.row_loss import ROW_LOSSES, Teacher, score, teach
+    from spec_kit.layers.sequence_caches import cached_attention, extended_caches, new_positions
+    from spec_kit.layers.target_ops import TargetOps
+else:
+    __getattr__ = lazy_names(__name__, __file__)
+
+__all__ = [
+    "INIT_STD",
+    "ROW_LOSSES",
+    "AttentionProjections",
+    "ContextRows",
+    "DecoderKernels",
+    "Distribution",
+    "Fp8Kernels",
+    "Fp8Layers",
+    "LabelColumns",
+    "LatentAttention",
+    "Mlp",
+    "Rope",
+    "TargetOps",
+    "Teacher",
+    "cached_attention",
+    "checkpointed",
+    "extended_caches",
+    "linear",
+    "new_positions",
+    "rotate",
+    "score",
+    "sharded_logsumexp_argmax",
+    "softmax",
+    "start_from_target",
+    "teach",
+    "use_fp8_head",
+    "with_gradients",
+]
