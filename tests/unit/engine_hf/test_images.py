@@ -14,24 +14,10 @@ from spec_core.records import CaptureRequest, ImageSource, PromptWithImages, Sam
 from spec_engine_hf import decoding
 from spec_trainer.cli.quickstart.baselines import PromptLookupProposer
 
+from ...captured_states import captured
 from ...seeing_targets import ALL_SEEING, IMAGE_ID, arrays_of, picture, reference_states, request_of
 
 SIZES = ((20, 12), (33, 47), (8, 90))
-
-
-def captured(engine, requests, schema):
-    with engine.context.transport.listen(schema, 1 << 24) as receiver:
-        sent = [
-            CaptureRequest(
-                request_id=index, input_ids=r.input_ids, images=r.images, destinations=(receiver.address,)
-            )
-            for index, r in enumerate(requests)
-        ]
-        engine.capture(sent, schema).result(60)
-        found = sorted((receiver.receive(1) for _ in sent), key=lambda sample: sample.request_id)
-    for sample, request in zip(found, requests, strict=True):
-        assert tuple(sample.input_ids.tolist()) == request.input_ids
-    return [sample.hidden_TNH.clone() for sample in found]
 
 
 def assert_close(found, expected):
@@ -48,7 +34,8 @@ def test_states_at_every_row_are_those_of_the_model_that_sees(
     shown = [*alike, [], [picture(SIZES[0])], [picture(size) for size in SIZES]]
     requests = [request_of(folder, pictures) for pictures in shown]
     assert requests[0].input_ids == requests[1].input_ids
-    states = captured(open_engine(folder), requests, schema_of(*range(9)))
+    engine = open_engine(folder)
+    states = captured(engine, engine.context.transport, schema_of(*range(9)), requests)
     for found, request, pictures in zip(states, requests, shown, strict=True):
         assert_close(found, reference_states(folder, request, pictures))
     place, (first, second, *_) = requests[0].input_ids.index(IMAGE_ID), states
@@ -66,7 +53,7 @@ def test_text_is_decoded_as_before_after_images_were_captured(
     sampling = SamplingParams(max_new_tokens=8, temperature=0.0, stop_at_eos=False)
     prompts = [[5, 6, 7, 8, 9], [40, 41]]
     before = [answer.token_ids for answer in engine.generate(prompts, sampling)]
-    captured(engine, [request_of(folder, [picture(SIZES[1])])], schema_of(2))
+    captured(engine, engine.context.transport, schema_of(2), [request_of(folder, [picture(SIZES[1])])])
     assert [answer.token_ids for answer in engine.generate(prompts, sampling)] == before
     for prompt, answer in zip(prompts, before, strict=True):
         assert_as_reference(folder, prompt, [], answer)

@@ -2,7 +2,7 @@
 
 ::
 
-    PYTHONPATH=tests:tests/engines python tests/engines/served_drafts_on_gpu.py --engine vllm --target DIR \
+    python -m benchmarks.gpu.served_drafts --engine vllm --target DIR \
         --draft DIR [DIR …] --prompts prompts.json --output DIR [--dtype float32] [-- …]
 
 A server starts without a draft, then one for each draft, by ``Engine.serving_command``, the flags of weight-sync.md
@@ -37,10 +37,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from sampled_answers import kolmogorov_distances, own_distances
-from sglang_updates_on_gpu import Pushes, with_noise
-from transformers_target import Transformer
-from vllm_updates_on_gpu import ANSWER_S, RIG, STREAMS, TOKEN, ask
+from tests.engines.sampled_answers import kolmogorov_distances, own_distances
+from tests.transformers_target import Transformer
 
 from spec_core import Backend, Engine, plugins
 from spec_core.engine import EngineContext
@@ -54,11 +52,18 @@ from spec_kit.targets import read_target
 from spec_testing.answer_checks import KOLMOGOROV_LIMIT
 from spec_trainer.run.draft_folder import check_draft
 
+from .sglang_updates import Pushes, with_noise
+from .vllm_updates import ANSWER_S, RIG, STREAMS, TOKEN, ask
+
 log = logging.getLogger("served")
 
 RIGS = {
     "vllm": ([RIG, STREAMS], "vllm.general_plugins", "spec_vllm_rig"),
-    "sglang": ([Path(__file__).parent / "sglang_rig"], "sglang.srt.plugins", "spec_sglang_rig"),
+    "sglang": (
+        [Path(__file__).parents[2] / "tests" / "engines" / "sglang_rig"],
+        "sglang.srt.plugins",
+        "spec_sglang_rig",
+    ),
 }
 """Folders of each engine's rig, the group of its entry point, and its module."""
 NEW_TOKENS = 80

@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/engines/vllm_sampling_on_gpu.py > kernels.json        # vLLM 0.26, a minute on an H200
+    python -m benchmarks.gpu.vllm_sampling > kernels.json        # vLLM 0.26, a minute on an H200
 
 Each case draws from known logits, without a model or a server, as one of vLLM's two model runners does. Guesses of a
 draft are the likeliest tokens (``greedy``, vLLM's default), independent draws, or draws with vLLM's own noise

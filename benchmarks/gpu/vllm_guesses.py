@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/engines/vllm_guesses_on_gpu.py --target DIR --draft DIR [DIR …] --output DIR -- …
+    python -m benchmarks.gpu.vllm_guesses --target DIR --draft DIR [DIR …] --output DIR -- …
 
 For each draft a server starts as a user starts it, with CUDA graphs. Prompts go one at a time. Wherever the server's
 drafter was asked, the proposer of engine ``hf`` guesses from the target's states in float32: ``same_guesses`` is the
@@ -20,7 +20,6 @@ import sys
 from pathlib import Path
 
 import torch
-from vllm_updates_on_gpu import DRAFT_TOKENS, NEW_TOKENS, score, serving
 
 from spec_core import Backend, plugins
 from spec_core.engine import EngineContext
@@ -29,6 +28,8 @@ from spec_engine_hf.decoding import DraftSource
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_hf.hf_model import HfModel
 from spec_kit.targets import read_target
+
+from .vllm_updates import DRAFT_TOKENS, NEW_TOKENS, score, serving
 
 log = logging.getLogger("guesses")
 
@@ -53,7 +54,7 @@ def main() -> None:
 
 def _prompts(given) -> list[list[int]]:
     if given.prompts is None:
-        from sglang_updates_on_gpu import random_prompts
+        from .sglang_updates import random_prompts
 
         return random_prompts(read_target(given.target).vocab_size, given.num_prompts)
     rows = [json.loads(line) for line in given.prompts.read_text().splitlines()]

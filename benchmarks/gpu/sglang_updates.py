@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/engines/sglang_updates_on_gpu.py --target DIR --draft DFLASH_DIR EAGLE3_DIR --output DIR
+    python -m benchmarks.gpu.sglang_updates --target DIR --draft DFLASH_DIR EAGLE3_DIR --output DIR
 
 For each draft a server starts as a user starts it, and answers greedy requests all the time. The draft and a copy of
 it with noise are pushed in turn. What is looked at: no request fails; every token of every text is the target's own
@@ -44,6 +44,7 @@ from spec_trainer.cli.app import run
 
 log = logging.getLogger("updates")
 
+SGLANG_RIG = Path(__file__).parents[2] / "tests" / "engines" / "sglang_rig"
 TOKEN = "of the measurement"
 LIMIT_S = 60.0
 DRAFT_TOKENS = 3
@@ -259,7 +260,11 @@ class Server:
         rig.mkdir(parents=True, exist_ok=True)
         (rig / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-sglang-rig\nVersion: 1.0\n")
         (rig / "entry_points.txt").write_text("[sglang.srt.plugins]\nspec_rig = spec_sglang_rig:install\n")
-        paths = [Path(__file__).parent / "sglang_rig", rig.parent, os.environ.get("PYTHONPATH", "")]
+        paths = [
+            Path(__file__).parents[2] / "tests" / "engines" / "sglang_rig",
+            rig.parent,
+            os.environ.get("PYTHONPATH", ""),
+        ]
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "SPEC_TEST_SWAPS": str(self._notes),

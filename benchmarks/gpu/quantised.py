@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.engines.quantised_on_gpu --engine vllm --output DIR [--shape small]
+    python -m benchmarks.gpu.quantised --engine vllm --output DIR [--shape small]
 
 Run it by hand, from the repository's root. The target is random (``benchmarks/random_target.py --fp8``): matrices in
 8-bit floating point, with a scale per row, and activations that the engine rounds per token. A figure is the distance
@@ -25,7 +25,6 @@ correlation of ``LEAST_CORRELATION``, and farther from the original.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import logging
 import random
@@ -34,15 +33,17 @@ import time
 from pathlib import Path
 
 import torch
+from benchmarks.random_target import write_random_target
+from tests.captured_states import captured
+from tests.quantised_targets import distance, round_inputs, write_dequantised
+from tests.transformers_target import Transformer
 
 from spec_core import Backend, Engine, plugins
 from spec_core.engine import EngineContext
 from spec_core.records import CaptureRequest, FeatureSchema
 from spec_kit.targets.target_reader import read_target
 
-from ..quantised_targets import distance, round_inputs, write_dequantised
-from ..transformers_target import Transformer
-from .images_on_gpu import captured, device_name, versions
+from .images import device_name, versions
 
 LIMIT_S = 300.0
 LENGTHS = (5, 17, 64, 130, 257, 400)
@@ -72,7 +73,7 @@ def main() -> None:
     given = words.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     output = given.output.resolve()
-    write = writer()
+    write = write_random_target
     original = write(given.shape, output / "original")
     quantised = write(given.shape, output / "fp8", fp8=True)
     dequantised = write_dequantised(quantised, output / "dequantised")
@@ -89,17 +90,6 @@ def main() -> None:
         (output / "quantised.json").write_text(json.dumps(document, indent=1))
     document["ok"] = all(document[name]["ok"] for name in given.engine)
     print(json.dumps(document, indent=1))
-
-
-def writer():
-    """Return the function of the benchmark that writes targets."""
-    file = Path(__file__).parents[2] / "benchmarks" / "random_target.py"
-    spec = importlib.util.spec_from_file_location("random_target", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.write_random_target
 
 
 def references(original: Path, dequantised: Path, prompts, layers) -> dict[str, torch.Tensor]:

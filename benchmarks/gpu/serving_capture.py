@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.engines.serving_capture_on_gpu --output DIR [--engine vllm|sglang] [--v2] [--eager] \
+    python -m benchmarks.gpu.serving_capture --output DIR [--engine vllm|sglang] [--v2] [--eager] \
         [--requests N] [--draft eagle3|none] [--first-without] [--engine-args WORD …]
 
 Run it by hand, from the repository's root. A vLLM server (first model runner; with ``--v2`` the second one) or an
@@ -44,12 +44,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.engines.page_server import ServerProcess
 
 from spec_core.errors import ConfigError
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
-from .page_server import ServerProcess
 from .serving_traffic import CONCURRENCY, Clients, Fetcher, SglangRoute, VllmRoute, requests_of
 from .state_distances import MOST_TIMES, compare
 from .steep_target import write_models

@@ -1,4 +1,4 @@
-"""Distances of served states from a prefill by Transformers in float32, row by row; ``serving_capture_on_gpu.py``."""
+"""Distances of served states from a prefill by Transformers in float32, row by row; ``serving_capture.py``."""
 
 from __future__ import annotations
 

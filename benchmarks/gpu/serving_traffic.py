@@ -1,4 +1,4 @@
-"""Requests of many kinds to a server, and the states that it keeps of them; ``serving_capture_on_gpu.py``."""
+"""Requests of many kinds to a server, and the states that it keeps of them; ``serving_capture.py``."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.engines.images_on_gpu --engine vllm --output DIR [--kind qwen3_vl …] [--dtype bfloat16] …
+    python -m benchmarks.gpu.images --engine vllm --output DIR [--kind qwen3_vl …] [--dtype bfloat16] …
 
 Run it by hand, from the repository's root. The targets are tiny and random (``tests/seeing_targets.py``).
 
@@ -32,11 +32,14 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from tests.captured_states import captured
+from tests.engines.page_server import ServerProcess
+from tests.engines.replay import Replay
+from tests.seeing_targets import SEEING, picture, question, reference_states, request_of, save_seeing_target
 
 from spec_core import Backend, Engine, plugins
 from spec_core.engine import EngineContext
@@ -46,15 +49,10 @@ from spec_kit.drafting.draft_folder import recognise
 from spec_kit.streams.inline_transport import InlineTransport
 from spec_kit.targets.target_reader import read_target
 
-from ..seeing_targets import SEEING, picture, question, reference_states, request_of, save_seeing_target
-from .page_server import ServerProcess
-from .replay import Replay
-
 log = logging.getLogger("images")
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[2] / "tests" / "engines"
 LIMIT_S = 300.0
-WINDOW_BYTES = 1 << 28
 BATCH_TOKENS = 256
 MAX_LENGTH = 256
 NEW_TOKENS = 48
@@ -248,22 +246,6 @@ def new_engine(given, folder: Path, target, context):
     return engine_type.create(config, target, context)
 
 
-def captured(engine, transport, schema, requests) -> list[torch.Tensor]:
-    with transport.listen(schema, WINDOW_BYTES) as receiver:
-        sent = [
-            replace(request, request_id=index, destinations=(receiver.address,))
-            for index, request in enumerate(requests)
-        ]
-        engine.capture(sent, schema).result(LIMIT_S)
-        states = {}
-        for _ in sent:
-            sample = receiver.receive(LIMIT_S)
-            assert tuple(sample.input_ids.tolist()) == requests[sample.request_id].input_ids
-            states[sample.request_id] = sample.hidden_TNH.to("cpu", torch.float32, copy=True)
-            receiver.release(sample)
-    return [states[index] for index in range(len(requests))]
-
-
 def distance(got_TNH: torch.Tensor, reference_TNH: torch.Tensor) -> float:
     """Return the largest relative distance of a layer's states."""
     apart_N = (got_TNH - reference_TNH).norm(dim=(0, 2)) / reference_TNH.norm(dim=(0, 2))
@@ -343,7 +325,7 @@ def variables(given, folder: Path) -> dict[str, str]:
     (rig / "entry_points.txt").write_text("[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n")
     if given.backend == "cpu":  # its only runner gives drafts the positions of the second one
         (folder / "drafts.positions").touch()
-    paths = [HERE / "vllm_rig", HERE / "rig_streams", rig.parent, os.environ.get("PYTHONPATH", "")]
+    paths = [TESTS / "vllm_rig", TESTS / "rig_streams", rig.parent, os.environ.get("PYTHONPATH", "")]
     return SERVER_VARIABLES[given.backend] | {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "SPEC_TEST_DRAFTS": str(folder / "drafts.jsonl"),

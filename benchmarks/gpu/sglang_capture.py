@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/engines/sglang_on_gpu.py --target DIR [--draft DIR --draft-tokens K] [--reference] [--tokens 262144]
+    python -m benchmarks.gpu.sglang_capture --target DIR [--draft DIR --draft-tokens K] [--reference]
 
 ``--reference``: the states are compared with those of Transformers on the same GPU. Two prefill throughputs are told:
 SGLang's own (plain mode, everything queued at once), and that of captures as a run dispatches them: two batches
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import torch
+from tests.captured_states import captured
 
 from spec_core import Backend, plugins
 from spec_core.engine import EngineContext
@@ -130,37 +131,21 @@ def compare_states(engine, backend, schema):
     """Largest difference per layer, as a share of the layer's largest value; bf16 rounds to 2^-8."""
     target = engine.target
     prompts = random_prompts(target.vocab_size, 1, 300) + random_prompts(target.vocab_size, 3, 17)
-    ours = captured(engine, backend.transport("colocated"), schema, prompts)
+    requests = [CaptureRequest(request_id=0, input_ids=tuple(ids), destinations=()) for ids in prompts]
+    ours = captured(engine, backend.transport("colocated"), schema, requests)
     transport = InlineTransport()
     with HfEngine.create(
         HfConfig(name="hf"), target, EngineContext(backend=backend, transport=transport)
     ) as hf:
-        theirs = captured(hf, transport, schema, prompts)
+        theirs = captured(hf, transport, schema, requests)
     worst = {}
     for place, layer in enumerate(schema.layers):
         shares = [
             float((ours[i][:, place] - theirs[i][:, place]).abs().max() / theirs[i][:, place].abs().max())
-            for i in ours
+            for i in range(len(prompts))
         ]
         worst[layer] = max(shares)
     return worst
-
-
-def captured(engine, transport, schema, prompts):
-    with transport.listen(schema, WINDOW_BYTES) as receiver:
-        requests = [
-            CaptureRequest(request_id=i, input_ids=tuple(ids), destinations=(receiver.address,))
-            for i, ids in enumerate(prompts)
-        ]
-        done = engine.capture(requests, schema)
-        states = {}
-        for _ in prompts:
-            sample = receiver.receive(LIMIT_S)
-            assert tuple(sample.input_ids.tolist()) == requests[sample.request_id].input_ids
-            states[sample.request_id] = sample.hidden_TNH.to("cpu", torch.float32, copy=True)
-            receiver.release(sample)
-        done.result(LIMIT_S)
-    return states
 
 
 def decode(engine, draft, draft_tokens, prompts):

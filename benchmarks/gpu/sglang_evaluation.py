@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.engines.sglang_evaluation_on_gpu --target DIR --draft DIR --output DIR [-- engine.KEY=VALUE …]
+    python -m benchmarks.gpu.sglang_evaluation --target DIR --draft DIR --output DIR [-- engine.KEY=VALUE …]
 
 Not a test: run it by hand. It runs ``spec-trainer evaluate --engine sglang`` with four benchmarks at several numbers
 of answers at once; a quickstart leaves a target and a draft for it. Of each load, with the draft and without it, the
@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-
-from .bench_rows import ROWS, write_rows
-from .stream_client import Client, Watch
+from tests.engines.bench_rows import ROWS, write_rows
+from tests.engines.stream_client import Client, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[2] / "tests" / "engines"
 WITHIN = 0.05
 SIDES = ("without_draft", "with_draft")
 """In the order in which they are decoded; SGLang starts anew for the second."""
@@ -168,7 +167,7 @@ def rigged(environment: Mapping[str, str], streams: Path) -> dict[str, str]:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-sglang-rig\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nspec_rig = spec_sglang_rig:install\n")
-    paths = [HERE / "sglang_rig", HERE / "rig_streams", info.parent, environment.get("PYTHONPATH", "")]
+    paths = [TESTS / "sglang_rig", TESTS / "rig_streams", info.parent, environment.get("PYTHONPATH", "")]
     found = os.pathsep.join(str(path) for path in paths if str(path))
     return {**environment, "PYTHONPATH": found, "SPEC_TEST_STREAMS": str(streams)}
 

@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/engines/vllm_updates_on_gpu.py --target DIR --draft DFLASH_DIR EAGLE3_DIR --output DIR
+    python -m benchmarks.gpu.vllm_updates --target DIR --draft DFLASH_DIR EAGLE3_DIR --output DIR
 
 For each draft a server starts as a user starts it, with CUDA graphs, from a copy of the draft with noise; the draft
 itself is pushed to it, then the noise again, then a revert and a damaged push. What is looked at, by prompts one at a
@@ -30,11 +30,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
-from sglang_updates_on_gpu import Pushes, random_prompts, with_noise
 
 from spec_core.errors import EngineError
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.targets import read_target
+
+from .sglang_updates import Pushes, random_prompts, with_noise
 
 log = logging.getLogger("updates")
 
@@ -44,8 +45,8 @@ DRAFT_TOKENS = 3
 NEW_TOKENS = 64
 NUM_PROMPTS = 6
 ANSWER_S = 120.0
-RIG = Path(__file__).parent / "vllm_rig"
-STREAMS = Path(__file__).parent / "rig_streams"
+RIG = Path(__file__).parents[2] / "tests" / "engines" / "vllm_rig"
+STREAMS = Path(__file__).parents[2] / "tests" / "engines" / "rig_streams"
 
 
 def main() -> None:
