@@ -119,7 +119,7 @@ bench: install ## benchmarks at toy size
 	$(BIN)/python benchmarks/disaggregated.py --toy
 	$(BIN)/python benchmarks/scaling.py --toy
 
-mutations: install ## delete each contract's implementation, one line at a time: a test must fail
+mutations: install ## change what keeps each clause of a contract, one place at a time: a test must fail
 	$(BIN)/python -m tests.mutations.run clauses
 
 # SURVEY: a file and its tests. It tells of gaps and does not fail for them: some mutants change nothing that matters.

@@ -1,4 +1,4 @@
-"""Names one mutant of Cosmic Ray by the code that it changes, and the one test that must fail."""
+"""Names places in the code by a function and a word, and the one test that must fail if one of them is changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import parso
 from cosmic_ray.ast import ast_nodes
 from cosmic_ray.work_item import MutationSpec
-from tests.mutations.operators import OPERATORS, CodeOperator, function_of, words
+from tests.mutations.operators import OPERATORS, function_of, words
 
 if TYPE_CHECKING:
     from parso.python.tree import Module
@@ -19,22 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
-class Mutation:
-    """One change to ``code`` in a function, by which ``test`` must fail.
-
-    ``code`` names what the operator changes: a statement, a condition, an operand, a call, a lock. It stands once in
-    the function, or ``nth`` counts from 0. Comments, line ends and the words of a message do not matter: an f-string
-    and a string with a blank stand as ``""``.
-    """
+class Row:
+    """``test`` must fail by one of the changes to what contains ``word`` in a function."""
 
     proves: str
     file: str
     function: str
-    operator: str
-    code: str
+    word: str
     test: str
-    new: str = ""
-    nth: int | None = None
 
     @property
     def path(self) -> Path:
@@ -42,37 +34,41 @@ class Mutation:
         (path,) = ROOT.glob(f"packages/*/src/{self.file}")
         return path.relative_to(ROOT)
 
-    @property
-    def arguments(self) -> dict[str, str]:
-        """Arguments of the operator."""
-        return {"code": self.code, "new": self.new} if self.new else {}
+    def mutants(self) -> list[MutationSpec]:
+        """Return a mutant for each operator and each statement, condition, operand, call or lock with the word."""
+        found = []
+        for name, operator in OPERATORS.items():
+            nodes = [
+                (node, target)
+                for node in ast_nodes(_tree(ROOT / self.path))
+                for target in operator().targets(node)
+            ]
+            for occurrence, (node, (_, code, _)) in enumerate(nodes):
+                if function_of(node) == self.function and self.word in words(parso.parse(code)):
+                    found.append(
+                        MutationSpec(
+                            module_path=self.path,
+                            operator_name=f"contract/{name}",
+                            operator_args={},
+                            occurrence=occurrence,
+                            start_pos=node.start_pos,
+                            end_pos=node.end_pos,
+                            definition_name=self.function,
+                        )
+                    )
+        return found
 
-    def find(self) -> MutationSpec:
-        """Return the mutant. Raise ValueError unless the code names one target in the sources."""
-        operator: CodeOperator = OPERATORS[self.operator](**self.arguments)
-        wanted = words(parso.parse(self.code))
-        tree = _tree(ROOT / self.path)
-        targets = [(node, target) for node in ast_nodes(tree) for target in operator.targets(node)]
-        found = [
-            (occurrence, node)
-            for occurrence, (node, (_, code, _)) in enumerate(targets)
-            if words(parso.parse(code)) == wanted and function_of(node) == self.function
-        ]
-        if len(found) <= (self.nth or 0) or (len(found) > 1 and self.nth is None):
-            raise ValueError(
-                f"{self.operator} finds {self.code!r} {len(found)} times in {self.function} of {self.file}: a row "
-                "names one place, or says which by `nth`"
-            )
-        occurrence, node = found[self.nth or 0]
-        return MutationSpec(
-            module_path=self.path,
-            operator_name=f"contract/{self.operator}",
-            operator_args=self.arguments,
-            occurrence=occurrence,
-            start_pos=node.start_pos,
-            end_pos=node.end_pos,
-            definition_name=self.function,
-        )
+
+def read_table(name: str) -> list[Row]:
+    """Return the rows of a table."""
+    found, heading = [], ["", ""]
+    for line in (Path(__file__).parent / f"{name}.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("    "):
+            proves, function, word, test = line.split()
+            found.append(Row(proves, heading[0], function, word, f"{heading[1]}::{test}"))
+        elif line and not line.startswith("#"):
+            heading = line.split()
+    return found
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import parso
 from cosmic_ray import plugins
-from cosmic_ray.operators.operator import Argument, Example, Operator
+from cosmic_ray.operators.operator import Example, Operator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +26,7 @@ NOTHING = '__import__("contextlib").nullcontext()'
 
 
 def words(node: NodeOrLeaf) -> list[str]:
-    """Return the tokens of code, without comments and line ends; every string with a blank is the same token."""
-    if node.type == "fstring" or (node.type == "string" and " " in node.value):
-        return ['""']
+    """Return the tokens of code, without comments and line ends."""
     if hasattr(node, "children"):
         return [word for child in node.children for word in words(child)]
     return [] if node.type in ("newline", "endmarker") else [node.value]
@@ -151,26 +149,6 @@ class DropContext(CodeOperator):
         return (Example("with lock: call()", f"with {NOTHING}: call()"),)
 
 
-class ReplaceCode(CodeOperator):
-    """Puts given code in the place of a given expression or statement: what no other operator expresses."""
-
-    def __init__(self, code: str, new: str) -> None:
-        self._code, self._new = words(parso.parse(code)), new
-
-    def targets(self, node):
-        if node.type not in ("simple_stmt", "suite") and node.parent and words(node) == self._code:
-            yield node, node.get_code(include_prefix=False), self._new
-
-    @classmethod
-    def arguments(cls):
-        return (Argument("code", "the code to replace"), Argument("new", "the code in its place"))
-
-    @classmethod
-    def examples(cls):
-        given = {"code": "queue.popleft()", "new": "queue.pop()"}
-        return (Example("x = queue.popleft()", "x = queue.pop()", operator_args=given),)
-
-
 OPERATORS = {
     operator.__name__: operator
     for operator in (
@@ -180,7 +158,6 @@ OPERATORS = {
         DropOperand,
         DropCall,
         DropContext,
-        ReplaceCode,
     )
 }
 

@@ -5,7 +5,7 @@
     python -m tests.mutations.run survey FILE TESTS …  # every mutant of a file, and the tests that should notice
 
 Works on a copy of the repository in ``.cache/mutations``. A run that was interrupted goes on where it was, unless
-the code has changed. Exit code 1 when a mutant of a table survives, 2 when a test fails without one. A survey only
+the code has changed. Exit code 1 when no mutant of a row is noticed, 2 when a test fails without one. A survey only
 tells of survivors: some change nothing that matters. ``cr-report`` and ``cr-html`` show a session's file.
 """
 
@@ -13,23 +13,18 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cosmic_ray.commands import init
 from cosmic_ray.mutating import mutate_and_test
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import WorkItem
-from tests.mutations.mutation import ROOT, Mutation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.mutations.mutation import ROOT, read_table
 
 FOLDER = ROOT / ".cache" / "mutations"
 IGNORED = shutil.ignore_patterns(".git", ".cache", ".venv*", "__pycache__", "dist", "runs", "site")
@@ -69,40 +64,42 @@ def session(name: str, items: list[WorkItem]) -> Path:
     return path
 
 
-def execute(path: Path, tests_of: Callable[[WorkItem], list[str]], name_of: Callable[[WorkItem], str]) -> int:
-    """Test the mutants of a session that have no result yet, print all results, and return an exit code."""
-    with use_db(path, WorkDB.Mode.open) as db:
-        every = sorted({test for item in db.work_items for test in tests_of(item)})
-        if not db.num_results:
-            run = subprocess.run(shlex.split(pytest(every)), capture_output=True, text=True, check=False)
-            if run.returncode:
-                print(f"without a mutation, too, a test fails:\n{run.stdout[-4000:]}")
-                return 2
-        for item in sorted(db.pending_work_items, key=lambda item: item.job_id):
-            result = mutate_and_test(item.mutations, pytest(tests_of(item)), LIMIT_S)
-            db.set_result(item.job_id, result)
-            print("caught  " if result.is_killed else "SURVIVED", name_of(item), flush=True)
-        caught = sum(result.is_killed for _, result in db.results)
-        print(f"{caught} of {db.num_work_items} mutations caught; cr-report {path}")
-        return 0 if caught == db.num_work_items else 1
+def fails_without(tests: set[str]) -> bool:
+    """Run tests of code that is not changed; print what fails."""
+    run = subprocess.run(shlex.split(pytest(sorted(tests))), capture_output=True, text=True, check=False)
+    if run.returncode:
+        print(f"without a mutation, too, a test fails:\n{run.stdout[-4000:]}")
+    return run.returncode != 0
 
 
 def run_table(table: str, chosen: list[str]) -> int:
-    """Test the mutants of a table, each by the one test that it names."""
-    mutations: list[Mutation] = importlib.import_module(f"tests.mutations.{table}").MUTATIONS
-    proved = sorted({mutation.proves for mutation in mutations})
+    """Test the mutants of each row of a table by the one test that it names, until the test fails."""
+    known = read_table(table)
+    proved = sorted({row.proves for row in known})
     if unknown := set(chosen) - set(proved):
         print(f"no mutation of {', '.join(sorted(unknown))}; there are some of {', '.join(proved)}")
         return 2
-    of_job = {f"{number:03}": one for number, one in enumerate(mutations) if one.proves in (chosen or proved)}
+    rows = [row for row in known if row.proves in (chosen or proved)]
     enter_copy(table)
-    items = [WorkItem.single(job, one.find()) for job, one in of_job.items()]
-
-    def describe(item: WorkItem) -> str:
-        one = of_job[item.job_id]
-        return f"{one.proves:18} {one.function}: {one.operator} {one.code[:60]}  {one.test.split('::')[-1]}"
-
-    return execute(session(table, items), lambda item: [of_job[item.job_id].test], describe)
+    items = [
+        WorkItem.single(f"{number:03}.{index:02}", mutant)
+        for number, row in enumerate(rows)
+        for index, mutant in enumerate(row.mutants())
+    ]
+    with use_db(session(table, items), WorkDB.Mode.open) as db:
+        if not db.num_results and fails_without({row.test for row in rows}):
+            return 2
+        caught = {job.partition(".")[0] for job, result in db.results if result.is_killed}
+        for item in sorted(db.pending_work_items, key=lambda item: item.job_id):
+            number = item.job_id.partition(".")[0]
+            if number not in caught:
+                result = mutate_and_test(item.mutations, pytest([rows[int(number)].test]), LIMIT_S)
+                db.set_result(item.job_id, result)
+                caught |= {number} if result.is_killed else set()
+        for number, row in enumerate(rows):
+            told = "caught  " if f"{number:03}" in caught else "SURVIVED"
+            print(told, f"{row.proves:18} {row.function}: {row.word}  {row.test.split('::')[-1]}")
+        return 0 if len(caught) == len(rows) else 1
 
 
 def run_survey(file: str, tests: list[str]) -> int:
@@ -112,13 +109,23 @@ def run_survey(file: str, tests: list[str]) -> int:
     with use_db(FOLDER / f"{name}.all") as db:
         init([Path(file)], db, {})
         items = [item for item in db.work_items if not item.mutations[0].operator_name.startswith(SKIPPED)]
-    items = [WorkItem.single(f"{number:04}", item.mutations[0]) for number, item in enumerate(items)]
-
-    def describe(item: WorkItem) -> str:
-        (one,) = item.mutations
-        return f"{one.module_path}:{one.start_pos[0]} {one.definition_name}: {one.operator_name}"
-
-    return 2 if execute(session(name, items), lambda item: tests, describe) == 2 else 0
+    path = session(name, [WorkItem.single(f"{n:04}", item.mutations[0]) for n, item in enumerate(items)])
+    with use_db(path, WorkDB.Mode.open) as db:
+        if not db.num_results and fails_without(set(tests)):
+            return 2
+        for item in sorted(db.pending_work_items, key=lambda item: item.job_id):
+            result = mutate_and_test(item.mutations, pytest(tests), LIMIT_S)
+            db.set_result(item.job_id, result)
+            (one,) = item.mutations
+            told = "caught  " if result.is_killed else "SURVIVED"
+            print(
+                told,
+                f"{one.module_path}:{one.start_pos[0]} {one.definition_name}: {one.operator_name}",
+                flush=True,
+            )
+        caught = sum(result.is_killed for _, result in db.results)
+        print(f"{caught} of {db.num_work_items} mutations caught; cr-report {path}")
+    return 0
 
 
 def main() -> int:

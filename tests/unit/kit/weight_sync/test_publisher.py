@@ -590,7 +590,7 @@ def test_replica_whose_answer_to_the_commit_is_lost_counts_again_when_it_has_sai
         assert slot.num_loads == 1
 
 
-def test_what_transports_keep_is_released_with_a_replica_a_publisher_and_a_receiver():
+def test_what_transports_keep_is_released():
     there, here = Noting(), Noting()
     with Publisher({"file": there}, TARGET) as publisher:
         receiver = UpdateReceiver(ToySlot(odd_weights(0)), {"file": here})

@@ -91,7 +91,7 @@ def test_commit_twice_is_one(receiver, publisher, slot):
 
 
 @pytest.mark.parametrize("call", ["commit", "revert"])
-def test_update_that_was_not_received_can_be_neither_committed_nor_reverted(receiver, slot, call):
+def test_only_a_received_update_is_committed_or_reverted(receiver, slot, call):
     with pytest.raises(EngineError, match="none was begun"):
         getattr(receiver, call)(update(1))
     assert slot.serves(odd_weights(0))
