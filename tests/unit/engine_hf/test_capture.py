@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
@@ -75,35 +78,15 @@ def test_each_sample_owns_exactly_the_memory_of_its_wanted_states(tiny_llama, op
         assert not hidden.is_inference()
 
 
-def test_forward_pass_hooks_the_wanted_layers_only_and_skips_the_head(
-    tiny_llama, open_engine, schema_of, monkeypatch
+@pytest.mark.parametrize(("layers", "num_run"), [((0, 2), 2), ((5,), 5), ((2, 8), 8), ((0,), 0)])
+def test_neither_the_head_nor_layers_above_the_last_captured_one_run(
+    tiny_llama, open_engine, schema_of, layers, num_run
 ):
-    engine = open_engine(tiny_llama)
-    hooked = []
-    original = nn.Module.register_forward_pre_hook
-
-    def register(module, *args, **kwargs):
-        hooked.append(module)
-        return original(module, *args, **kwargs)
-
-    monkeypatch.setattr(nn.Module, "register_forward_pre_hook", register)
-    heads = []
-    engine._model.causal_lm.lm_head.register_forward_hook(lambda *_: heads.append(1))
-    capture(engine, random_rows((3, 4)), schema_of(2, 8))
-    base = engine._model.causal_lm.model
-    assert hooked == [base.layers[2], base.norm]
-    assert not base.layers[2]._forward_pre_hooks
-    assert heads == []
-
-
-@pytest.mark.parametrize(("layers", "last_run"), [((0, 2), 1), ((5,), 4), ((2, 8), 7), ((0,), -1)])
-def test_layers_above_the_last_captured_one_are_not_run(tiny_llama, open_engine, schema_of, layers, last_run):
-    engine = open_engine(tiny_llama)
-    run = []
-    for index, layer in enumerate(engine._model.causal_lm.model.layers):
-        layer.register_forward_hook(lambda *_, index=index: run.append(index))
-    capture(engine, random_rows((3, 4)), schema_of(*layers))
-    assert sorted(set(run)) == list(range(last_run + 1))
+    engine, run = open_engine(tiny_llama), []
+    with register_module_forward_hook(lambda module, *_: run.append(module)):
+        capture(engine, random_rows((3, 4)), schema_of(*layers))
+    assert len({module for module in run if type(module).__name__ == "LlamaDecoderLayer"}) == num_run
+    assert not any(isinstance(module, nn.Linear) and module.out_features == 97 for module in run)
 
 
 def test_samples_come_in_the_schemas_dtype(tiny_llama, open_engine, schema_of):
@@ -114,10 +97,12 @@ def test_samples_come_in_the_schemas_dtype(tiny_llama, open_engine, schema_of):
     assert torch.equal(narrow, wide.bfloat16())
 
 
-def test_target_computes_in_the_configured_dtype(make_target, open_engine, schema_of):
-    folder = make_target("llama", dtype="bfloat16")
-    assert open_engine(folder)._model.dtype == torch.bfloat16
-    assert open_engine(folder, dtype="float32")._model.dtype == torch.float32
+@pytest.mark.parametrize(("config", "is_rounded"), [({}, True), ({"dtype": "float32"}, False)])
+def test_target_computes_in_the_configured_dtype(make_target, open_engine, schema_of, config, is_rounded):
+    """Or in its own."""
+    engine = open_engine(make_target("llama", dtype="bfloat16"), **config)
+    states = capture(engine, random_rows((7,)), schema_of(8))[0].hidden_TNH
+    assert torch.equal(states, states.bfloat16().float()) is is_rounded
 
 
 def test_capture_returns_at_once_and_its_future_waits_for_room(tiny_llama, open_engine, schema_of):
@@ -180,12 +165,14 @@ def test_errors_end_up_in_the_future(tiny_llama, open_engine, schema_of):
         assert failure([(1, 2)]) is None
 
 
-def test_health_finds_a_target_that_computes_nan(tiny_llama, open_engine):
-    engine = open_engine(tiny_llama)
-    engine.health()
-    engine._model.causal_lm.model.layers[3].mlp.up_proj.weight[0, 0] = float("nan")
+def test_health_finds_a_target_that_computes_nan(tiny_llama, open_engine, tmp_path):
+    folder = shutil.copytree(tiny_llama, tmp_path / "damaged")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.3.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    open_engine(tiny_llama).health()
     with pytest.raises(EngineError, match="not finite"):
-        engine.health()
+        open_engine(folder).health()
 
 
 @pytest.mark.parametrize(

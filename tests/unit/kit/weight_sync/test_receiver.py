@@ -52,6 +52,13 @@ def publisher(receiver):
         yield publisher
 
 
+def has_ended(receiver):
+    """Wait until an update that was prepared has failed."""
+    deadline = time.monotonic() + LONG_S
+    while "has gone" not in receiver.status().reason and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def update(number, *, fence=5, group="default"):
     return UpdateId(group=group, fence=fence, number=number)
 
@@ -163,7 +170,7 @@ class NoCheck(FiniteCheck):
 def test_reasons_of_another_update_are_none_of_its_own(receiver):
     receiver.prepare(update_request(1))
     receiver.prepare(update_request(1, fence=6))
-    receiver._transfer.join()
+    has_ended(receiver)
     assert "has gone" in receiver.status().reason
     for call in (receiver.commit, receiver.revert):
         with pytest.raises(
@@ -176,7 +183,7 @@ def test_reasons_of_another_update_are_none_of_its_own(receiver):
 
 def test_publisher_that_is_not_there_ends_in_the_status(receiver):
     assert receiver.prepare(update_request(1)).state == "prepared"
-    receiver._transfer.join()
+    has_ended(receiver)
     status = receiver.status()
     assert status.state == "aborted"
     assert "the publisher at 127.0.0.1:1 has gone" in status.reason
@@ -201,7 +208,7 @@ def test_publisher_that_goes_before_it_sends_is_noticed_at_once(slot):
         end.expect(Endpoint, deadline)
         end.post(Endpoint(address=""), deadline)
         end.shutdown()
-        receiver._transfer._thread.join(LONG_S)
+        has_ended(receiver)
         assert receiver.status().state == "aborted"
 
 
@@ -217,7 +224,7 @@ def test_update_that_fails_after_a_failed_swap_leaves_the_quarantine(receiver, p
     publisher.remove("one").result(LONG_S)  # the repair has failed too
     assert receiver.status().state == "quarantined"
     receiver.prepare(update_request(receiver.status().update.number + 1))
-    receiver._transfer.join()
+    has_ended(receiver)
     assert receiver.status().state == "quarantined"
     assert "out of memory" in receiver.status().reason
     assert "has gone" in receiver.status().reason
