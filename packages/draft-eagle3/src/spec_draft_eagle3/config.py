@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import pydantic
 
-from spec_kit.drafting import CapturedLayers, DecoderConfig, DistilledLoss
+from spec_kit.chain_drafting import ChainConfig
 
 MOST_LAYERS = 16
 """Upper limit on the draft's layers, so that a damaged config.json does not create thousands of layers. No
@@ -21,28 +21,14 @@ ImageEmbeddings = Literal["placeholder", "merged"]
 """Embeddings that a draft reads at the placeholder tokens of an image."""
 
 
-class Eagle3Config(DecoderConfig):
-    """Options of the Eagle3 draft.
+class Eagle3Config(ChainConfig):
+    """Options of the Eagle3 draft."""
 
-    An option that is None takes its value from the draft in the folder ``init_from``. Without a folder it
-    takes the default named below. A run whose options contradict the folder is refused.
-    """
-
-    speed_only: ClassVar[frozenset[str]] = frozenset({"checkpoint_activations"})
-
-    loss: DistilledLoss = "ce"
-    """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
-    ``lk_lambda``: a weighted sum of KL divergence and probability of rejection; the more guesses are accepted, the
-    less KL weighs (arXiv 2602.23881)."""
     num_steps: int = pydantic.Field(7, ge=1, le=1024)
     """Number of unrolled steps of the training-time test: how many tokens ahead the draft is trained."""
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
     """Weight of one step's loss relative to the previous step's loss: step s has the weight step_decay **
     s."""
-    checkpoint_activations: bool = False
-    """Whether to compute each layer of each step again in the backward pass instead of storing its
-    activations. This saves memory and costs one more forward pass of the layers; results stay the same."""
-
     attention: Literal["gqa", "mla"] = pydantic.Field("gqa", exclude_if=lambda kind: kind == "gqa")
     """``gqa``: grouped-query attention, as in Llama. ``mla``: multi-head latent attention, as in DeepSeek V3
     and Kimi K2; the next five keys are its sizes."""
@@ -68,12 +54,6 @@ class Eagle3Config(DecoderConfig):
     """Embeddings that the draft reads at the placeholder tokens of an image. ``placeholder``: the embedding
     of the placeholder token, which vLLM uses. ``merged``: the target's own embeddings of the image, which
     SGLang uses from 0.5.20 on. None means ``placeholder``."""
-    vocab_size: int | None = pydantic.Field(None, ge=1)
-    """Size of the draft's vocabulary, which is the most frequent supervised tokens. None means the target's
-    whole vocabulary."""
-    layers: CapturedLayers | None = pydantic.Field(None, min_length=1)
-    """Ids of the target's residual streams that feed the draft; id k is the input of target layer k. None
-    means 2, N // 2 and N − 3 for a target of N layers."""
     fc_norm: bool | None = True
     """EAGLE 3.1: whether each captured layer's state goes through an RMS norm before ``fc``. None means
     no."""

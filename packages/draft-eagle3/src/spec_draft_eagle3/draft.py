@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,28 +11,25 @@ from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.mla_shape import LATENT_SIZES, MLA_ARCHITECTURE, MlaShape
 from spec_draft_eagle3.shape import ARCHITECTURE, Eagle3Shape
+from spec_kit.chain_drafting import ChainDraft
 from spec_kit.drafting import (
     TEACHER,
     TRAINED,
     DraftCheckpoint,
-    ServedDraft,
     StepCost,
     architectures,
     as_served,
-    layer_range_problem,
     num_weights,
     parallel_mask_token,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from torch import Tensor, nn
 
     from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import Supervision
-    from spec_draft_eagle3.model import Eagle3Model
     from spec_kit.chain_drafting import ChainKernels
     from spec_kit.drafting import Json
 
@@ -40,7 +38,7 @@ _MLA_NAMES = {MLA_ARCHITECTURE, "Eagle3DeepseekV3ForCausalLM"}
 """Architectures with multi-head latent attention; vLLM knows the draft by both names."""
 
 
-class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
+class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
     """EAGLE-3 (arXiv 2503.01840) with training-time test; see ``spec_core.draft`` for the contract."""
 
     name: ClassVar[str] = "eagle3"
@@ -95,25 +93,6 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         return Eagle3Shape if architectures(fields).isdisjoint(_MLA_NAMES) else MlaShape
 
     @classmethod
-    def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the fields of a ``speculators`` config.json, under the names that engines read.
-
-        As in vLLM, id k of a captured layer means the input of target layer k.
-        """
-        names = (
-            "draft_vocab_size",
-            "target_hidden_size",
-            "norm_before_residual",
-            "norm_before_fc",
-            "fc_norm",
-            "norm_output",
-            "eagle_aux_hidden_state_layer_ids",
-        )
-        own = {name: fields[name] for name in names if name in fields}
-        fixed = {"architectures": [ARCHITECTURE], "norm_before_residual": True}
-        return fixed | own  # vLLM norms before the residual if config.json says nothing
-
-    @classmethod
     def module_name(cls, stored_name: str) -> str:
         """Return a stored tensor's name in the module.
 
@@ -125,10 +104,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
         """Raise ArtifactError if the vocabulary mapping is invalid or an input has two different norms."""
-        if "d2t" in checkpoint.stored_names:
-            from spec_kit.drafting import read_mapping
-
-            read_mapping(checkpoint)
+        super().check_checkpoint(checkpoint)
         _check_copies(checkpoint)
 
     def fresh_shape(self, target: TargetSpec) -> Eagle3Shape:
@@ -145,28 +121,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             norm_output=bool(options.norm_output),
         )
 
-    def check_target(self, target: TargetSpec) -> None:
-        """Raise TargetError if the draft does not fit the target (D2), ConfigError if its head is too small.
-
-        The head must have a row for each of the target's end-of-sequence tokens.
-        """
-        super().check_target(target)
-        if len(target.eos_token_ids) > (size := self.shape(target).vocab_size):
-            raise ConfigError(
-                f"draft.vocab_size={size} does not hold the target's {len(target.eos_token_ids)} end tokens; raise it"
-            )
-
     def target_problem(self, target: TargetSpec) -> str | None:
-        """Return why the captured layers are invalid for the target, or None."""
-        shape, wanted = self.shape(target), self.options.layers
-        if shape.captured is None and target.num_layers < 7:
-            return (
-                f"it has {target.num_layers} layers, at least 7 are needed unless draft.layers names others"
-            )
-        layers = shape.layer_ids(target.num_layers)
-        if wanted not in (None, layers):
-            return f"draft.layers={list(wanted)} contradicts draft.init_from, whose layers are {list(layers)}"
-        return layer_range_problem(layers, target) or self._image_problem(target)
+        """Return why the captured layers or the images of the target are invalid for the draft, or None."""
+        return super().target_problem(target) or self._image_problem(target)
 
     def _image_problem(self, target: TargetSpec) -> str | None:
         """Return why the draft cannot read the target's embeddings of images, or None."""
@@ -187,9 +144,8 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         If the draft reads the target's embeddings of images, the first captured state is the input of layer
         0.
         """
-        embeddings = (0,) if self.merges_images else ()
-        layers = (*embeddings, *self.shape(target).layer_ids(target.num_layers), target.num_layers)
-        return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
+        schema = super().required_features(target)
+        return replace(schema, layers=(0, *schema.layers)) if self.merges_images else schema
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
         """Return for each of the S steps the number of supervised tokens that it trains on, float64 [S].
@@ -249,21 +205,6 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         merged = target.image_token_id if self.merges_images else None
         return Eagle3Model(self.shape(target), self.options, kernels, merged)
 
-    def initialize(
-        self, module: Eagle3Model, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
-    ) -> None:
-        """Scale the random weights, and copy the head and the final norm from the target."""
-        from spec_kit.layers import start_from_target
-
-        start_from_target(module, target, tensors, token_counts)
-
-    def stored_state(self, checkpoint: DraftCheckpoint[Eagle3Shape]) -> dict[str, Tensor]:
-        """Return the module's state dict, the vocabulary mapping included."""
-        from spec_kit.drafting import read_mapping
-
-        mapping = read_mapping(checkpoint) if checkpoint.shape.reduced else {}
-        return super().stored_state(checkpoint) | mapping
-
     def exported_config(self, target: TargetSpec) -> dict[str, Any]:
         """Return the fields of config.json; for a multimodal target also ``image_embeddings`` (D8)."""
         kind = "merged" if self.merges_images else "placeholder"
@@ -273,15 +214,10 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the trained tensors, copies of norms, and the vocabulary mapping of a reduced vocabulary (D8)."""
-        from spec_kit.drafting import MAPPING
-
-        shape = self.shape(target)
+        """Yield the trained tensors, the vocabulary mapping of a reduced vocabulary, and copies of norms (D8)."""
         yield from super().exported_tensors(weights, target)
-        for name, source in shape.norm_copies.items():
+        for name, source in self.shape(target).norm_copies.items():
             yield name, as_served(weights[source], target).clone()  # else both names would share memory
-        for name in MAPPING if shape.reduced else ():
-            yield name, as_served(weights[name], target)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
         """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` along its inputs.
@@ -290,17 +226,13 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         """
         shape = self.shape(target)
         own = TensorParallelHints(
-            columns={"lm_head": shape.vocab_size},
-            rows={"fc": shape.num_captured * shape.hidden_size},
-            whole_inputs=("fc",),
-            leaves=("fc",),
             each_token=("norm",),
             all_tokens_in={"midlayer.input_layernorm": 0, "rank_rows": 0},
             all_tokens_out=("head_input", "whole_rows"),
-            vocab_mask="t2d" if shape.reduced else "",
         )
         layers = ["midlayer", *(f"layers.{index}" for index in shape.later_layers)]
         hints = sum(map(shape.layer_hints, layers), shape.norm_hints("midlayer.hidden_norm")) + own
+        hints += shape.input_and_head_hints()
         return ShardHints(tensor_parallel=hints, vocabulary=("lm_head",), context_parallel=True)
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:

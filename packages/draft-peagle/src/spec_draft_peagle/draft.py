@@ -5,26 +5,22 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from spec_core.errors import ConfigError
-from spec_core.records import FeatureSchema, ShardHints
+from spec_core.records import ShardHints
 from spec_draft_peagle.config import PEagleConfig
 from spec_draft_peagle.shape import ARCHITECTURE, MASK_TOKEN, PEagleShape
 from spec_kit.block_drafting import choose_mask_token
+from spec_kit.chain_drafting import ChainDraft
 from spec_kit.drafting import (
     TEACHER,
     TRAINED,
-    DraftCheckpoint,
-    ServedDraft,
     StepCost,
     architectures,
-    as_served,
-    layer_range_problem,
     num_weights,
     parallel_mask_token,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
     from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import Supervision
     from spec_draft_peagle.kernels import PEagleKernels
-    from spec_draft_peagle.model import PEagleModel
     from spec_kit.drafting import Json
 
 _NAMES = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM"})
@@ -42,7 +37,7 @@ _EAGLE3_NAMES = frozenset({ARCHITECTURE, "Eagle3LlamaForCausalLM"})
 token."""
 
 
-class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
+class PEagleDraft(ChainDraft[PEagleConfig, PEagleShape]):
     """P-EAGLE (arXiv 2602.01469): an Eagle3 that guesses all tokens in one pass.
 
     See ``spec_core.draft`` for the contract.
@@ -67,31 +62,9 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the fields of a ``speculators`` config.json, under the names that engines read.
-
-        As in vLLM, id k of a captured layer means the input of target layer k.
-        """
-        names = (
-            "draft_vocab_size",
-            "target_hidden_size",
-            "norm_before_residual",
-            "norm_before_fc",
-            "fc_norm",
-            "norm_output",
-            "eagle_aux_hidden_state_layer_ids",
-        )
-        own = {name: fields[name] for name in names if name in fields}
-        fixed = {"architectures": ["PeagleLlamaForCausalLM"], MASK_TOKEN: fields.get("mask_token_id")}
-        # vLLM norms before the residual if config.json says nothing.
-        return fixed | {"norm_before_residual": True} | own
-
-    @classmethod
-    def check_checkpoint(cls, checkpoint: DraftCheckpoint[PEagleShape]) -> None:
-        """Raise ArtifactError if the vocabulary mapping is invalid."""
-        if "d2t" in checkpoint.stored_names:
-            from spec_kit.drafting import read_mapping
-
-            read_mapping(checkpoint)
+        """Return the fields of a ``speculators`` config.json, under the names that engines read."""
+        own = {"architectures": ["PeagleLlamaForCausalLM"], MASK_TOKEN: fields.get("mask_token_id")}
+        return super().speculators_fields(fields, folder) | own
 
     def fresh_shape(self, target: TargetSpec) -> PEagleShape:
         """Return the shape of a new draft, from the options and the target's sizes."""
@@ -104,34 +77,6 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
             mask_token_id=choose_mask_token(target) if mask_token_id is None else mask_token_id,
             captured=options.layers,
         )
-
-    def check_target(self, target: TargetSpec) -> None:
-        """Raise TargetError if the draft does not fit the target (D2), ConfigError if its head is too small.
-
-        The head must have a row for each of the target's end-of-sequence tokens.
-        """
-        super().check_target(target)
-        if len(target.eos_token_ids) > (size := self.shape(target).vocab_size):
-            raise ConfigError(
-                f"draft.vocab_size={size} does not hold the target's {len(target.eos_token_ids)} end tokens; raise it"
-            )
-
-    def target_problem(self, target: TargetSpec) -> str | None:
-        """Return why the captured layers are invalid for the target, or None."""
-        shape, wanted = self.shape(target), self.options.layers
-        if shape.captured is None and target.num_layers < 7:
-            return (
-                f"it has {target.num_layers} layers, at least 7 are needed unless draft.layers names others"
-            )
-        layers = shape.layer_ids(target.num_layers)
-        if wanted not in (None, layers):
-            return f"draft.layers={list(wanted)} contradicts draft.init_from, whose layers are {list(layers)}"
-        return layer_range_problem(layers, target)
-
-    def required_features(self, target: TargetSpec) -> FeatureSchema:
-        """Return the captured layers that feed the draft, and the input of the final norm for the teacher."""
-        layers = (*self.shape(target).layer_ids(target.num_layers), target.num_layers)
-        return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
         """Return float64 [2 K], the numbers of guesses that count in the loss, for chains of K guesses.
@@ -211,31 +156,6 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         from spec_draft_peagle.model import PEagleModel
 
         return PEagleModel(self.shape(target), self.options, kernels)
-
-    def initialize(
-        self, module: PEagleModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
-    ) -> None:
-        """Scale the random weights, and copy the head and the final norm from the target."""
-        from spec_kit.layers import start_from_target
-
-        start_from_target(module, target, tensors, token_counts)
-
-    def stored_state(self, checkpoint: DraftCheckpoint[PEagleShape]) -> dict[str, Tensor]:
-        """Return the module's state dict, the vocabulary mapping included."""
-        from spec_kit.drafting import read_mapping
-
-        mapping = read_mapping(checkpoint) if checkpoint.shape.reduced else {}
-        return super().stored_state(checkpoint) | mapping
-
-    def exported_tensors(
-        self, weights: Mapping[str, Tensor], target: TargetSpec
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the trained tensors, then the vocabulary mapping if the vocabulary is reduced (D8)."""
-        from spec_kit.drafting import MAPPING
-
-        yield from super().exported_tensors(weights, target)
-        for name in MAPPING if self.shape(target).reduced else ():
-            yield name, as_served(weights[name], target)
 
     @property
     def default_draft_tokens(self) -> int:

@@ -1,10 +1,9 @@
-"""This library is for drafts that guess chains, such as Eagle3 (docs/libraries/chain_drafting.md).
-
-Each of its modules needs torch, and is imported when one of the module's names is first used.
-"""
+"""This library is for drafts that guess chains, such as Eagle3 (docs/libraries/chain_drafting.md)."""
 
 from typing import TYPE_CHECKING
 
+from spec_kit.chain_drafting.chain_draft import ChainDraft
+from spec_kit.chain_drafting.chain_shape import ChainConfig, ChainShape
 from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -17,7 +16,10 @@ else:
     __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
+    "ChainConfig",
+    "ChainDraft",
     "ChainKernels",
+    "ChainShape",
     "HeadLoss",
     "InputTokens",
     "NeededRows",

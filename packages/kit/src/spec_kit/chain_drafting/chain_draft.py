@@ -1,0 +1,110 @@
+"""ChainDraft is the base class of drafts with EAGLE-3's inputs and head; importing it imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spec_core.errors import ConfigError
+from spec_core.records import FeatureSchema
+from spec_kit.chain_drafting.chain_shape import ChainConfig, ChainShape
+from spec_kit.drafting import DraftCheckpoint, ServedDraft, as_served, layer_range_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core.target import TargetSpec, TargetTensors
+    from spec_kit.drafting import Json
+
+C = TypeVar("C", bound=ChainConfig)
+S = TypeVar("S", bound=ChainShape)
+
+_SPECULATORS_FIELDS = (
+    "draft_vocab_size",
+    "target_hidden_size",
+    "norm_before_residual",
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+    "eagle_aux_hidden_state_layer_ids",
+)
+
+
+class ChainDraft(ServedDraft[C, S]):
+    """A draft that reads captured layers of the target through ``fc``, and guesses with a head of its own.
+
+    EAGLE-3 is arXiv 2503.01840. The vocabulary of the head may be reduced.
+    """
+
+    @classmethod
+    def speculators_fields(cls, fields: Json, folder: Path) -> Json:
+        """Return the fields of a ``speculators`` config.json, under the names that engines read.
+
+        As in vLLM, id k of a captured layer means the input of target layer k, and a draft norms before the
+        residual if config.json does not say it.
+        """
+        own = {name: fields[name] for name in _SPECULATORS_FIELDS if name in fields}
+        return {"architectures": [cls.architecture], "norm_before_residual": True} | own
+
+    @classmethod
+    def check_checkpoint(cls, checkpoint: DraftCheckpoint[S]) -> None:
+        """Raise ArtifactError if the vocabulary mapping is invalid."""
+        if "d2t" in checkpoint.stored_names:
+            from spec_kit.drafting import read_mapping
+
+            read_mapping(checkpoint)
+
+    def check_target(self, target: TargetSpec) -> None:
+        """Raise TargetError if the draft does not fit the target (D2), ConfigError if its head is too small.
+
+        The head must have a row for each of the target's end-of-sequence tokens.
+        """
+        super().check_target(target)
+        if len(target.eos_token_ids) > (size := self.shape(target).vocab_size):
+            raise ConfigError(
+                f"draft.vocab_size={size} does not hold the target's {len(target.eos_token_ids)} end tokens; raise it"
+            )
+
+    def target_problem(self, target: TargetSpec) -> str | None:
+        """Return why the captured layers are invalid for the target, or None."""
+        shape, wanted = self.shape(target), self.options.layers
+        if shape.captured is None and target.num_layers < 7:
+            return (
+                f"it has {target.num_layers} layers, at least 7 are needed unless draft.layers names others"
+            )
+        layers = shape.layer_ids(target.num_layers)
+        if wanted not in (None, layers):
+            return f"draft.layers={list(wanted)} contradicts draft.init_from, whose layers are {list(layers)}"
+        return layer_range_problem(layers, target)
+
+    def required_features(self, target: TargetSpec) -> FeatureSchema:
+        """Return the captured layers that feed the draft, and the input of the final norm for the teacher."""
+        layers = (*self.shape(target).layer_ids(target.num_layers), target.num_layers)
+        return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
+
+    def initialize(
+        self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
+    ) -> None:
+        """Scale the random weights, and copy the head and the final norm from the target."""
+        from spec_kit.layers import start_from_target
+
+        start_from_target(module, target, tensors, token_counts)
+
+    def stored_state(self, checkpoint: DraftCheckpoint[S]) -> dict[str, Tensor]:
+        """Return the module's state dict, the vocabulary mapping included."""
+        from spec_kit.drafting import read_mapping
+
+        mapping = read_mapping(checkpoint) if checkpoint.shape.reduced else {}
+        return super().stored_state(checkpoint) | mapping
+
+    def exported_tensors(
+        self, weights: Mapping[str, Tensor], target: TargetSpec
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the trained tensors, then the vocabulary mapping if the vocabulary is reduced (D8)."""
+        from spec_kit.drafting import MAPPING
+
+        yield from super().exported_tensors(weights, target)
+        for name in MAPPING if self.shape(target).reduced else ():
+            yield name, as_served(weights[name], target)

@@ -1,0 +1,159 @@
+"""Define options, sizes and config.json of drafts with EAGLE-3's inputs and head; importing this imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from spec_core.records import TensorParallelHints
+from spec_kit.drafting import (
+    CapturedLayers,
+    DecoderConfig,
+    DecoderShape,
+    DistilledLoss,
+    Size,
+    decoder_fields,
+    end_fields,
+    head_fields,
+    read_layers,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core.target import TargetSpec
+    from spec_kit.drafting import Json, Shapes
+
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
+"""Field of AngelSlim's config.json: layers whose outputs are captured. No engine reads it."""
+
+
+class ChainConfig(DecoderConfig):
+    """Options of a draft that guesses chains.
+
+    An option that is None takes its value from the draft in the folder ``init_from``. Without a folder it
+    takes the default named below. A run whose options contradict the folder is refused.
+    """
+
+    speed_only: ClassVar[frozenset[str]] = frozenset({"checkpoint_activations"})
+
+    loss: DistilledLoss = "ce"
+    """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
+    ``lk_lambda``: a weighted sum of KL divergence and probability of rejection; the more guesses are accepted, the
+    less KL weighs (arXiv 2602.23881)."""
+    checkpoint_activations: bool = False
+    """Whether to compute each layer again in the backward pass instead of storing its activations. This saves
+    memory and costs one more forward pass of the layers; results stay the same."""
+    vocab_size: int | None = Field(None, ge=1)
+    """Size of the draft's vocabulary, which is the most frequent supervised tokens. None means the target's
+    whole vocabulary."""
+    layers: CapturedLayers | None = Field(None, min_length=1)
+    """Ids of the target's residual streams that feed the draft; id k is the input of target layer k. None
+    means 2, N // 2 and N − 3 for a target of N layers."""
+
+
+class ChainShape(DecoderShape):
+    """The sizes of one draft that guesses chains."""
+
+    nested: ClassVar[str] = "eagle_config"
+
+    vocab_size: Size = Field(
+        default_factory=lambda sizes: sizes["target_vocab_size"], alias="draft_vocab_size"
+    )
+    """Number of rows V' of the draft's head; equal to ``target_vocab_size`` if the vocabulary is not
+    reduced."""
+    captured: tuple[int, ...] | None
+    """Ids of the target layers whose input states are captured; None means the three default layers."""
+
+    @property
+    def reduced(self) -> bool:
+        """Whether the draft's vocabulary is smaller than the target's."""
+        return self.vocab_size < self.target_vocab_size
+
+    @property
+    def num_captured(self) -> int:
+        """Number of captured layers that feed the draft."""
+        return 3 if self.captured is None else len(self.captured)
+
+    def layer_ids(self, num_target_layers: int) -> tuple[int, ...]:
+        """Return the ids of the captured layers: the residual streams that enter these layers of the target."""
+        n = num_target_layers
+        return (2, n // 2, n - 3) if self.captured is None else self.captured
+
+    def mapping_shapes(self) -> tuple[Shapes, Shapes]:
+        """Return the shapes of the mapping tensors that a folder must have, and of all that it may have.
+
+        ``d2t`` is required if the vocabulary is reduced.
+        """
+        mapping: Shapes = {"d2t": (self.vocab_size,), "t2d": (self.target_vocab_size,)}
+        return {"d2t": mapping["d2t"]} if self.reduced else {}, mapping
+
+    def input_and_head_hints(self) -> TensorParallelHints:
+        """Return how tensor-parallel ranks divide the head, and ``fc`` along its inputs."""
+        return TensorParallelHints(
+            columns={"lm_head": self.vocab_size},
+            rows={"fc": self.num_captured * self.hidden_size},
+            whole_inputs=("fc",),
+            leaves=("fc",),
+            vocab_mask="t2d" if self.reduced else "",
+        )
+
+    @classmethod
+    def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
+        """Return the captured layers, as ``captured``, beside what every decoder layer reads.
+
+        At the top level of config.json (``fields``), the number k means the input of layer k. In the nested
+        section (``own``), k − 1 means the same state, as the output of layer k − 1.
+        """
+        outputs = (own, _LAYERS) if own.get(_LAYERS) else (fields, _ANGELSLIM_LAYERS)
+        layers = read_layers((fields, _LAYERS), outputs, folder)
+        return super().read_own(fields, own, folder) | {"captured": layers}
+
+    def fixed_fields(self) -> Json:
+        """Return fields of a published draft's config.json for which only the given value is supported."""
+        return super().fixed_fields() | {
+            "norm_before_residual": False,
+            "norm_before_fc": False,
+            "bias": False,
+            "use_aux_hidden_state": True,
+            **({} if self.captured is None else {"num_aux_hidden_states": len(self.captured)}),
+        }
+
+    def problem(self) -> str | None:
+        """Return why no draft can have this shape, or None."""
+        if self.vocab_size > self.target_vocab_size:
+            return f"a draft vocabulary of {self.vocab_size} exceeds the target's {self.target_vocab_size}"
+        return super().problem()
+
+    def chain_fields(
+        self, architecture: str, model_type: str, target: TargetSpec, *, num_layers: int, norms: Json
+    ) -> Json:
+        """Return the fields of config.json that both engines read. ``norms``: further fields, about norms.
+
+        ``draft_vocab_size`` is always written: SGLang needs it, and takes null as 'use the target's head'. If
+        the vocabulary is not reduced, it equals the target's vocabulary size, and both engines take a row's
+        index as its token id because d2t is absent. The captured layers are written in both conventions: vLLM
+        reads the top-level list first (streams *entering* layer k), SGLang the nested list (*outputs* of
+        layer k − 1).
+        """
+        layers = self.layer_ids(target.num_layers)
+        return {
+            **head_fields(architecture, model_type, target),
+            "draft_vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "target_hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": num_layers,
+            **decoder_fields(self),
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+            "norm_before_residual": False,
+            "norm_before_fc": False,
+            **norms,
+            **end_fields(self, target),
+            "num_aux_hidden_states": len(layers),
+            _LAYERS: list(layers),
+            "eagle_config": {"use_aux_hidden_state": True, _LAYERS: [layer - 1 for layer in layers]},
+        }
