@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "spec_engine_vllm.subprocess_main"
 _NEEDED = (
-    "spec_engine_vllm.draft_ranks",
+    "spec_engine_vllm.vllm_ranks",
     "spec_engine_vllm.image_prompts",
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",

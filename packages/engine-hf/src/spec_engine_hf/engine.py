@@ -137,7 +137,7 @@ class HfEngine(Engine):
 
     def draft_replica(self, group: str = "default") -> DraftReplica:
         """Return the replica that updates the draft loaded last, until another draft is loaded (E10)."""
-        from spec_engine_hf.draft_slot import ExportSlot
+        from spec_engine_hf.export_slot import ExportSlot
         from spec_kit.weight_sync import ReceiverReplica, UpdateReceiver, open_weight_transports
 
         source, folder = self._decoder.drafting, self._draft_folder

@@ -165,8 +165,8 @@ def add_routes(launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if server is None:
         return launch(*args, **kwargs)
     from spec_core.errors import SpecError
-    from spec_engine_sglang.draft_ranks import SglangRoutes
-    from spec_engine_sglang.live_answers import check_storing
+    from spec_engine_sglang.sglang_answers import check_storing
+    from spec_engine_sglang.sglang_ranks import SglangRoutes
 
     try:
         check_storing(server.TokenizerManager, kwargs.get("server_args"))

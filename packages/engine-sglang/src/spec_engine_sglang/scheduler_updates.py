@@ -22,7 +22,7 @@ from spec_kit.hosting import AnswerCounts, AnswerRounds, DraftRank
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spec_engine_sglang.draft_slot import SglangDraftSlot
+    from spec_engine_sglang.sglang_draft_slot import SglangDraftSlot
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def _rank_of(scheduler: Any) -> DraftRank:
 
 
 def _slot(scheduler: Any) -> SglangDraftSlot:
-    from spec_engine_sglang.draft_slot import SglangDraftSlot
+    from spec_engine_sglang.sglang_draft_slot import SglangDraftSlot
     from spec_kit.targets import read_target
     from spec_kit.weight_sync import DraftLayout
 

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _handlers(engine: Any, inputs: ImageInputs) -> dict[str, Handler]:
-    from spec_engine_sglang.draft_ranks import SglangRanks
+    from spec_engine_sglang.sglang_ranks import SglangRanks
 
     ranks = SglangRanks(engine.tokenizer_manager)
 

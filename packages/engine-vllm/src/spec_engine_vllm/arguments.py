@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_core.records import MOST_IMAGES
-from spec_engine_vllm.draft_ranks import EXTENSION
 from spec_engine_vllm.guess_depths import SCHEDULER
 from spec_engine_vllm.serving_format import speculative_config
+from spec_engine_vllm.vllm_ranks import EXTENSION
 from spec_kit.hosting import CaptureMode, SpeculativeMode
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from spec_core import EngineAbilities
 from spec_core.errors import ConfigError
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
-from spec_engine_vllm.draft_ranks import EXTENSION
 from spec_engine_vllm.process import VllmProcess
 from spec_engine_vllm.server_counters import vllm_counters
 from spec_engine_vllm.serving_format import (
@@ -19,6 +18,7 @@ from spec_engine_vllm.serving_format import (
     vllm_command,
     vllm_problem,
 )
+from spec_engine_vllm.vllm_ranks import EXTENSION
 from spec_kit.hosting import SpeculativeMode, SubprocessEngine, installed_version, probe_version
 
 if TYPE_CHECKING:

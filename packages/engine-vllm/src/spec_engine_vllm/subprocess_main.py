@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import EngineError
 from spec_engine_vllm.acceptance_counts import EngineTotals
-from spec_engine_vllm.draft_ranks import EXTENSION, VllmRanks
 from spec_engine_vllm.guess_depths import guess_depths_of
 from spec_engine_vllm.image_prompts import ImagePrompts
+from spec_engine_vllm.vllm_ranks import EXTENSION, VllmRanks
 from spec_kit.hosting import EngineLink, sum_of_shards
 from spec_processes import ending
 

@@ -16,7 +16,7 @@ from spec_engine_vllm.serving_capture import capture_if_asked, states_of
 from spec_kit.hosting import DraftRank
 
 if TYPE_CHECKING:
-    from spec_engine_vllm.draft_slot import VllmDraftSlot
+    from spec_engine_vllm.vllm_draft_slot import VllmDraftSlot
 
 
 class WorkerExtension(SamplerCheck, FrozenTables):
@@ -47,7 +47,7 @@ def _rank_of(worker: Any) -> DraftRank:
 
 
 def _slot(worker: Any) -> VllmDraftSlot:
-    from spec_engine_vllm.draft_slot import VllmDraftSlot
+    from spec_engine_vllm.vllm_draft_slot import VllmDraftSlot
     from spec_kit.targets import read_target
     from spec_kit.weight_sync import DraftLayout
 

@@ -22,7 +22,7 @@ from spec_kit.weight_sync.digest import tensor_entries
 from spec_kit.weight_sync.finite import FiniteCheck
 from spec_kit.weight_sync.messages import Endpoint, Offer
 from spec_kit.weight_sync.publisher_link import PublisherLink
-from spec_kit.weight_sync.replicas import combined
+from spec_kit.weight_sync.receiver_replica import combined
 from spec_testing.reference import reference_backend
 from spec_testing.weight_stage import TARGET, ToySlot, odd_weights
 from spec_weight_transports.file import FileConfig, FileTransport

@@ -11,7 +11,7 @@ import pytest
 from spec_trainer.live import traffic
 from spec_trainer.live.traffic import Traffic
 
-from ...kit.hosting.test_replicas import ANSWER, Server
+from ...kit.hosting.test_program_replicas import ANSWER, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from spec_kit.hosting.image_fields import image_fields, image_of_fields
 from spec_kit.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
 from spec_kit.hosting.program_arguments import unreserved
 from spec_kit.hosting.program_log import logged_errors
+from spec_kit.hosting.program_replicas import DRAFT_TOKEN_VARIABLE, CapturedRows, HttpReplica, ProgramReplica
 from spec_kit.hosting.program_version import installed_version, probe_version
-from spec_kit.hosting.replicas import DRAFT_TOKEN_VARIABLE, CapturedRows, HttpReplica, ProgramReplica
 from spec_kit.hosting.subprocess_engine import SubprocessEngine
 from spec_kit.hosting.subprocess_main import EngineLink
 from spec_kit.lazy import lazy_names

@@ -25,7 +25,7 @@ from urllib.parse import parse_qs
 
 from spec_core.errors import ConfigError, EngineError, SpecError
 from spec_kit.hosting.draft_ranks import CALLS
-from spec_kit.hosting.replicas import DRAFT_TOKEN_VARIABLE
+from spec_kit.hosting.program_replicas import DRAFT_TOKEN_VARIABLE
 from spec_kit.live_traffic.live_requests import LIVE_REQUESTS_VARIABLE, LiveRequests, route_of
 from spec_kit.live_traffic.served_states import StatesRange
 

@@ -55,7 +55,7 @@ class DraftRanks(ABC):
 
         Raise EngineError if a rank has refused; then no rank serves the update of this call.
         """
-        from spec_kit.weight_sync.replicas import combined
+        from spec_kit.weight_sync.receiver_replica import combined
 
         if name in CALLS:
             CALLS[name].decode(argument)

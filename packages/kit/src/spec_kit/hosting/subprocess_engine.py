@@ -16,7 +16,7 @@ from spec_core.errors import ArtifactError, ConfigError, EngineError
 from spec_core.records import AcceptanceCounters
 from spec_core.wording import counted
 from spec_kit.hosting.modes import CaptureMode, PlainMode, SpeculativeMode
-from spec_kit.hosting.replicas import ProgramReplica
+from spec_kit.hosting.program_replicas import ProgramReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

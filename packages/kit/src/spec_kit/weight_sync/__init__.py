@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from spec_kit.weight_sync.installed import open_weight_transports
     from spec_kit.weight_sync.publisher import Publisher, PublishReport
     from spec_kit.weight_sync.receiver import UpdateReceiver
-    from spec_kit.weight_sync.replicas import ReceiverReplica
+    from spec_kit.weight_sync.receiver_replica import ReceiverReplica
     from spec_kit.weight_sync.tensor_exchange import Exchange
 else:
     __getattr__ = lazy_names(__name__, __file__)

@@ -31,7 +31,7 @@ from spec_kit.weight_sync.fence import fence_after, random_bits
 from spec_kit.weight_sync.finite import FiniteCheck
 from spec_kit.weight_sync.publisher_link import PublisherLink
 from spec_kit.weight_sync.push import Push
-from spec_kit.weight_sync.replicas import newest_version
+from spec_kit.weight_sync.receiver_replica import newest_version
 from spec_kit.weight_sync.transport_choice import TransportChoice
 
 if TYPE_CHECKING:

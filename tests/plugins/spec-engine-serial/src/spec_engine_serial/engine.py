@@ -93,7 +93,7 @@ class SerialEngine(Engine):
 
     def draft_replica(self, group: str = "default") -> DraftReplica:
         """E10: an engine of one rank, which takes updates in this process."""
-        from spec_engine_serial.draft_slot import SerialSlot
+        from spec_engine_serial.serial_slot import SerialSlot
         from spec_kit.weight_sync import ReceiverReplica, UpdateReceiver, open_weight_transports
 
         if self._draft is None or self._draft_folder is None:

@@ -16,8 +16,8 @@ from spec_core.errors import EngineError, ProtocolError
 from spec_core.records import AcceptanceCounters
 from spec_engine_vllm import acceptance_counts, draft_routes
 from spec_engine_vllm.acceptance_counts import EngineTotals
-from spec_engine_vllm.draft_ranks import VllmRanks
 from spec_engine_vllm.draft_routes import DraftRoutes
+from spec_engine_vllm.vllm_ranks import VllmRanks
 
 from .asgi import ask, bearer
 

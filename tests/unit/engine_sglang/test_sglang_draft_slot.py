@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from spec_core.errors import EngineError
-from spec_engine_sglang.draft_slot import SglangDraftSlot
+from spec_engine_sglang.sglang_draft_slot import SglangDraftSlot
 from spec_engine_sglang.spare_model import spare_of
 from spec_kit.weight_sync import DraftLayout, tensors_digest
 

@@ -12,7 +12,7 @@ import pytest
 
 from spec_core.errors import ConfigError
 from spec_engine_vllm.draft_routes import DraftRoutes
-from spec_engine_vllm.live_answers import keep_answers
+from spec_engine_vllm.vllm_answers import keep_answers
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, LiveRequests
 from spec_kit.live_traffic.live_requests import LiveRequestsConfig
 

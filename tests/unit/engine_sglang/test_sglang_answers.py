@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spec_core.errors import ConfigError, EngineError
-from spec_engine_sglang.draft_ranks import SglangRoutes
 from spec_engine_sglang.hook import add_routes, register
-from spec_engine_sglang.live_answers import check_storing, store_answers
+from spec_engine_sglang.sglang_answers import check_storing, store_answers
+from spec_engine_sglang.sglang_ranks import SglangRoutes
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, LiveRequests, LiveRequestsConfig
 

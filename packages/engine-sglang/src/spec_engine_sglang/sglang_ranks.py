@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters
-from spec_engine_sglang.live_answers import store_answers
 from spec_engine_sglang.scheduler_updates import ANSWER, request_id
 from spec_engine_sglang.serving_capture import STATES, states_request_id
+from spec_engine_sglang.sglang_answers import store_answers
 from spec_kit.hosting import DraftMiddleware, DraftRanks
 
 if TYPE_CHECKING:
