@@ -26,8 +26,10 @@ and the environment is not read: write `target=$NAME` on the command line. `sect
 `section.key=` is refused. [data.md](data.md) lists the bounds of what is read.
 The first table holds what every run has. Sections `backend`, `draft`, `optimizer`, `strategy`, `engine` and
 `launcher` have further keys, of the plugins that they name; so has `push.options.NAME` of weight transports (and its
-`bucket_bytes`, which comes before `push.bucket_bytes`).
+`bucket_bytes`, which comes before `push.bucket_bytes`). A key that several plugins of a section share comes first.
 """
+COLUMNS, RULE = "| key | default | meaning |", "|---|---|---|"
+HEADER = f"{COLUMNS}\n{RULE}"
 OURS = "spec-"
 """How the names of this repository's distributions begin; plugins of third parties document themselves."""
 
@@ -41,32 +43,50 @@ def main() -> None:
     print(HEAD)
     _print_table(_keys(run_config_type(track=track_config_type()), ""))
     for section, interface in SECTIONS.items():
-        for record in sorted(plugins.installed(interface), key=lambda record: record.name):
-            if record.distribution.startswith(OURS):
-                config = plugins.load(interface, record.name).Config
-                _print_plugin(f"{section}.name={record.name}", section, config, interface.Config)
+        names = [r.name for r in plugins.installed(interface) if r.distribution.startswith(OURS)]
+        configs = {name: plugins.load(interface, name).Config for name in sorted(names)}
+        _print_section(
+            section, {name: _own_rows(section, config, interface.Config) for name, config in configs.items()}
+        )
     for record in plugins.installed(WeightTransport):
         if record.distribution.startswith(OURS):
             section = f"push.options.{record.name}"
             config = plugins.load(WeightTransport, record.name).Config
-            _print_plugin(section, section, config, WeightTransport.Config)
+            if rows := _own_rows(section, config, WeightTransport.Config):
+                print(f"\n## `{section}`\n\n{HEADER}", *rows, sep="\n")
 
 
-def _print_plugin(title: str, section: str, config: type[BaseModel], base: type[BaseModel]) -> None:
-    own = [
-        (key, field)
+def _own_rows(section: str, config: type[BaseModel], base: type[BaseModel]) -> list[str]:
+    """Return the rows of the keys that a plugin adds to the keys of its interface."""
+    return [
+        _row(key, field)
         for key, field in _keys(config, f"{section}.")
         if key.removeprefix(f"{section}.").split(".")[0] not in base.model_fields
     ]
-    if own:
-        print(f"\n## `{title}`\n")
-        _print_table(own)
+
+
+def _print_section(section: str, rows_of: dict[str, list[str]]) -> None:
+    """Print the rows that several plugins share, each once, and then those of each plugin."""
+    owners: dict[str, list[str]] = {}
+    for name, rows in rows_of.items():
+        for row in rows:
+            owners.setdefault(row, []).append(name)
+    shared = {row: names for row, names in owners.items() if len(names) > 1}
+    if shared:
+        print(f"\n## Several plugins of `{section}`\n\n{COLUMNS} plugins |\n{RULE}---|")
+        for row, names in shared.items():
+            print(f"{row} {', '.join(names) if len(names) < len(rows_of) else 'all'} |")
+    for name, rows in rows_of.items():
+        if own := [row for row in rows if row not in shared]:
+            print(f"\n## `{section}.name={name}`\n\n{HEADER}", *own, sep="\n")
+
+
+def _row(key: str, field: FieldInfo) -> str:
+    return f"| `{key}` | {COMPUTED.get(key) or _default(field)} | {_one_line(field.description)} |"
 
 
 def _print_table(keys: Iterable[tuple[str, FieldInfo]]) -> None:
-    print("| key | default | meaning |\n|---|---|---|")
-    for key, field in keys:
-        print(f"| `{key}` | {COMPUTED.get(key) or _default(field)} | {_one_line(field.description)} |")
+    print(HEADER, *(_row(key, field) for key, field in keys), sep="\n")
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
