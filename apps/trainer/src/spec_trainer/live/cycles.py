@@ -16,7 +16,6 @@ from spec_trainer.data.batching import epoch_order
 from spec_trainer.report.page import write_report
 from spec_trainer.run.draft_trainer import export_draft
 from spec_trainer.run.timer import Timer
-from spec_trainer.training.checkpoint.folder import read_meta
 from spec_trainer.training.checkpoint.store import read_weights
 from spec_trainer.training.wiring import new_module
 from spec_trainer.workers.decoded_folder import HELD_OUT, DecodedFolder, cycle_dataset
@@ -79,13 +78,7 @@ def prompts_of(spec: RunSpec, cycle: int) -> list[list[int]]:
 
 def train_with_decode(spec: RunSpec, driver: RunDriver) -> None:
     """Alternate between decoding and training until the run is complete."""
-    _Run(spec, driver).from_step(_done_steps(spec))
-
-
-def _done_steps(spec: RunSpec) -> int:
-    """Return the number of steps of the checkpoint from which the run starts; 0 without a checkpoint."""
-    start = spec.config.train.resume_from
-    return 0 if start == "latest" else read_meta(spec.directory.checkpoints / start).step
+    _Run(spec, driver).from_step(spec.start_step)
 
 
 class _Run:
@@ -104,8 +97,7 @@ class _Run:
             answers = cycle_dataset(self._spec.config, cycle.number)
             _check_tokens(answers, self._spec)
             part = self._spec.cycle(answers, cycle.steps)
-            part = part.resuming(f"step-{done_steps}" if done_steps else "latest")
-            prefill_s = self._driver.train(part, _notes(figures))
+            prefill_s = self._driver.train(part.starting_at(done_steps), _notes(figures))
             figures["prefill_s"] = figures.get("prefill_s", 0.0) + prefill_s
             self._folder.write_figures(cycle.number, figures)
             done_steps = max(done_steps, cycle.steps.stop)

@@ -52,11 +52,11 @@ class KeptStates(CapturerSource):
     """Sends kept hidden states to the trainer rank of this process, as an engine sends captured features."""
 
     def __init__(
-        self, states: Callable[[], Mapping[int, Tensor]], transport: Transport, timeout_s: float
+        self, states: Callable[[], Mapping[bytes, Tensor]], transport: Transport, timeout_s: float
     ) -> None:
         """Prepare to send hidden states over ``transport``.
 
-        The function ``states`` returns the hidden states of each kept sample, by ``id(input_ids)``.
+        The function ``states`` returns the hidden states of each kept sample, by the bytes of its token ids.
         """
         self._states, self._transport, self._timeout_s = states, transport, timeout_s
         self._senders: dict[str, FeatureSender] = {}
@@ -76,7 +76,7 @@ class KeptStates(CapturerSource):
         self._senders.clear()
 
     def _capture(
-        self, part: RunSpec, states: Mapping[int, Tensor], samples: Sequence[SampleReference]
+        self, part: RunSpec, states: Mapping[bytes, Tensor], samples: Sequence[SampleReference]
     ) -> Future[None]:
         sent: Future[None] = Future()
         try:
@@ -89,12 +89,12 @@ class KeptStates(CapturerSource):
             )
         return sent
 
-    def _send(self, part: RunSpec, states: Mapping[int, Tensor], sample: SampleReference) -> None:
+    def _send(self, part: RunSpec, states: Mapping[bytes, Tensor], sample: SampleReference) -> None:
         ids = part.dataset.sample(sample.sample_id).input_ids
         features = FeatureSample(
             request_id=sample.request_id,
             input_ids=torch.from_numpy(ids.astype(np.int64)),
-            hidden_TNH=states[id(ids)],
+            hidden_TNH=states[ids.tobytes()],
         )
         for address in sample.destinations:
             if address not in self._senders:

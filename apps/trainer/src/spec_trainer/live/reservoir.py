@@ -104,13 +104,10 @@ class Reservoir:
             rows = states if states is None or len(states) == num_tokens else states[:num_tokens].clone()
             self._keep(request.prompt, KeptRequest(self.num_seen - 1, ids, len(request.prompt), label, rows))
 
-    def states(self) -> dict[int, Tensor]:
-        """Return the hidden states of each kept request for which a server captured them.
-
-        The key is ``id(input_ids)`` of the request.
-        """
+    def states(self) -> dict[bytes, Tensor]:
+        """Return the hidden states of each kept request for which a server captured them, by its tokens' bytes."""
         kept = (*self._train.values(), *self._held_out.values())
-        return {id(one.input_ids): one.states for one in kept if one.states is not None}
+        return {one.input_ids.tobytes(): one.states for one in kept if one.states is not None}
 
     def draw(self, replayed: Sequence[Sample], done_steps: int) -> Dataset:
         """Return a cycle's training samples: kept requests, recent ones more likely, and some of ``replayed``.
@@ -121,17 +118,15 @@ class Reservoir:
         kept = list(self._train.values())
         num_live = min(len(kept), self._config.passes * self.num_fresh)
         ages = self.num_seen - np.array([one.number for one in kept])
-        live = [
-            kept[place]
-            for place in self._chosen(0.5 ** (ages / self._config.half_life), num_live, done_steps)
-        ]
+        chosen = self._chosen(0.5 ** (ages / self._config.half_life), num_live, done_steps)
+        live = [kept[index] for index in chosen]
         self.num_fresh = 0
         share = self._config.replay
         num_replayed = min(len(replayed), round(num_live * share / (1 - share)))
         again = self._chosen(np.ones(len(replayed)), num_replayed, done_steps, 1)
-        masks = [replayed[place].loss_mask for place in again]
+        masks = [replayed[index].loss_mask for index in again]
         return _dataset(
-            [*(one.input_ids for one in live), *(replayed[place].input_ids for place in again)],
+            [*(one.input_ids for one in live), *(replayed[index].input_ids for index in again)],
             [*(_answer_mask(one) for one in live), *masks],
         )
 
@@ -152,9 +147,9 @@ class Reservoir:
         for sample_id in not_finite:
             self.left_out["not_finite"] += 1
             ids = dataset.sample(sample_id).input_ids
-            for place in (self._train, self._held_out):
-                for digest in [digest for digest, one in place.items() if one.input_ids is ids]:
-                    self._drop(place, digest)
+            for group in (self._train, self._held_out):
+                for digest in [key for key, one in group.items() if np.array_equal(one.input_ids, ids)]:
+                    self._drop(group, digest)
 
     def _keep(self, prompt: Sequence[int], one: KeptRequest) -> None:
         digest, is_held_out = self._purpose(prompt)
@@ -177,29 +172,29 @@ class Reservoir:
 
         If there are now too many requests, the oldest is dropped. ``digest``: digest of the prompt.
         """
-        place, most = (
+        group, most = (
             (self._held_out, self._config.window) if is_held_out else (self._train, self._config.kept)
         )
-        is_new = digest not in place
+        is_new = digest not in group
         if not is_new:
-            self._drop(place, digest)
-        place[digest] = one
+            self._drop(group, digest)
+        group[digest] = one
         self._num_state_bytes += one.num_state_bytes
-        if len(place) > most:
-            self._drop(place, next(iter(place)))
+        if len(group) > most:
+            self._drop(group, next(iter(group)))
         while self._num_state_bytes > self._config.states_bytes:
             self._drop_oldest()
         return is_new
 
     def _drop_oldest(self) -> None:
         """Drop the oldest of all kept requests, because their features take too many bytes."""
-        places = [place for place in (self._train, self._held_out) if place]
-        place = min(places, key=lambda place: next(iter(place.values())).number)
-        self._drop(place, next(iter(place)))
+        groups = [group for group in (self._train, self._held_out) if group]
+        oldest = min(groups, key=lambda group: next(iter(group.values())).number)
+        self._drop(oldest, next(iter(oldest)))
         self.left_out["states_bytes"] += 1
 
-    def _drop(self, place: dict[bytes, KeptRequest], digest: bytes) -> None:
-        self._num_state_bytes -= place.pop(digest).num_state_bytes
+    def _drop(self, group: dict[bytes, KeptRequest], digest: bytes) -> None:
+        self._num_state_bytes -= group.pop(digest).num_state_bytes
 
     def _chosen(self, weights: np.ndarray, num: int, *stream: int) -> list[int]:
         """Draw ``num`` different indices by their weights (Efraimidis and Spirakis, 2006); return them sorted.

@@ -5,6 +5,7 @@ A verdict is one comparison of drafts: its time, the acceptance lengths, and whi
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import ArtifactError
 from spec_core.wording import counted
 from spec_trainer.run.directory import RunDirectory
+from spec_trainer.run.metrics import StepLines
 from spec_trainer.run.records import VersionRow, read_records
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from spec_core import TargetSpec
     from spec_trainer.run.spec import RunSpec
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,18 @@ def last_served(spec: RunSpec) -> ServedVersion:
     if rows and spec.directory.served_draft(rows[-1]["served"]).exists():
         return ServedVersion(rows[-1]["served"], rows[-1]["version"])
     return ServedVersion(0, None)
+
+
+def note_verdict(spec: RunSpec, row: Mapping[str, Any]) -> None:
+    """Append a verdict to ``versions.jsonl``, and log it."""
+    with StepLines(spec.directory.versions) as lines:
+        lines.write(row)
+    log.info(
+        "verdict at step %d on %d held-out requests: tau %.2f, served draft %.2f, start draft %.2f; it saves %.1f %% "
+        "(by chance up to %.1f %%); servers have step %d",
+        row["step"], row["held_out"], row["acceptance_length"], row["acceptance_length_served"],
+        row["acceptance_length_start"], 100 * row["saved"], 100 * row["chance"], row["served"],
+    )  # fmt: skip
 
 
 def read_verdicts(folder: Path) -> list[dict[str, Any]]:

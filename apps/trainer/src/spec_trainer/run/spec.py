@@ -131,6 +131,16 @@ class RunSpec(RunParts):
         train = self.config.train.model_copy(update={"resume_from": checkpoint})
         return replace(self, config=self.config.model_copy(update={"train": train}))
 
+    def starting_at(self, step: int) -> RunSpec:
+        """Return the same run, starting from the checkpoint of ``step``, or from initial weights at step 0."""
+        return self.resuming(f"step-{step}")
+
+    @property
+    def start_step(self) -> int:
+        """Number of steps of the checkpoint that the run starts from; 0 if none was chosen."""
+        kind, _, step = self.config.train.resume_from.partition("-")
+        return int(step) if kind == "step" else 0
+
     def with_accumulation(self, passes: int) -> RunSpec:
         """Return the same run with ``passes`` micro-batches in each step of a rank."""
         train = self.config.train.model_copy(update={"accumulation": passes})

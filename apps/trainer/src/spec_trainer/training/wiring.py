@@ -162,11 +162,9 @@ def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLink
         checkpoints = CheckpointStore(
             spec.directory.checkpoints, spec.config.train.keep, dist.group.WORLD, sees=links.trained is None
         )
-        start = spec.config.train.resume_from
-        # ``run_training`` has chosen a checkpoint by name, or "latest" where there is none.
-        done_steps = (
-            0 if start == "latest" else checkpoints.load(trainer, spec.directory.checkpoints / start).step
-        )
+        done_steps = spec.start_step
+        if done_steps:
+            checkpoints.load(trainer, spec.directory.checkpoints / f"step-{done_steps}")
         yield TrainState(
             spec=spec,
             rank=rank,

@@ -198,8 +198,8 @@ class TrainCycle(ControlMessage):
     number: int
     steps: tuple[int, int]
     """First step of the cycle, and first step after the cycle."""
-    resume_from: str
-    """Value of ``train.resume_from`` for the ranks."""
+    start_step: int
+    """Step of the checkpoint that the ranks start from; 0 for initial weights."""
     notes: dict[str, Any]
     """Fields that are added to the record of every step."""
 
@@ -218,8 +218,8 @@ class Perform(ControlMessage):
     """First step of the task, and first step after it."""
     settings: dict[str, Any]
     """Fields of BatchSettings whose values may differ from the run's."""
-    resume_from: str
-    """Value of ``train.resume_from`` for the task."""
+    start_step: int
+    """Step of the checkpoint that the task starts from; 0 for initial weights."""
     notes: dict[str, Any]
     """Fields that are added to the record of every step."""
 

@@ -33,7 +33,7 @@ def task_message(task: RankTask, part: RunSpec, notes: Mapping[str, Any]) -> Per
         ],
         steps=(steps.start, steps.stop),
         settings={"global_batch_tokens": settings.global_batch_tokens, "shuffle": settings.shuffle},
-        resume_from=part.config.train.resume_from,
+        start_step=part.start_step,
         notes=dict(notes),
     )
 
@@ -44,7 +44,7 @@ def task_part(spec: RunSpec, message: Perform) -> RunSpec:
     ``task_message`` made the message.
     """
     part = spec.cycle(task_dataset(message), range(*message.steps), **message.settings)
-    return part.resuming(message.resume_from)
+    return part.starting_at(message.start_step)
 
 
 def task_dataset(message: Perform) -> Dataset:

@@ -215,7 +215,7 @@ def _rank_part(spec: RunSpec, message: ControlMessage) -> _RankPart:
         return _RankPart(task_part(spec, message), message.notes, task.consume)
     assert isinstance(message, TrainCycle)
     part = spec.cycle(cycle_dataset(spec.config, message.number), range(*message.steps))
-    return _RankPart(part.resuming(message.resume_from), message.notes)
+    return _RankPart(part.starting_at(message.start_step), message.notes)
 
 
 def _on_its_own(stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> RunSpec:

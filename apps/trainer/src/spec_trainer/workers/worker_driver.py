@@ -272,8 +272,14 @@ class WorkerDriver(RunDriver):
 
     def _begin_cycle(self, part: RunSpec, notes: Mapping[str, Any]) -> None:
         """Let ranks and engines load the answers of a cycle."""
-        steps, resume_from = part.schedule.steps, part.config.train.resume_from
-        self._load(protocol.TrainCycle(notes["cycle"], (steps.start, steps.stop), resume_from, dict(notes)))
+        steps = part.schedule.steps
+        message = protocol.TrainCycle(
+            number=notes["cycle"],
+            steps=(steps.start, steps.stop),
+            start_step=part.start_step,
+            notes=dict(notes),
+        )
+        self._load(message)
 
     def _load(self, message: protocol.TrainCycle | protocol.Perform) -> None:
         """Let engines and trainer ranks load the data of ``message``; wait until the ranks are ready.

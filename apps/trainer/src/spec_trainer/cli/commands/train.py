@@ -77,8 +77,8 @@ def _note_room(asked: RunSpec, before: RunSpec, now: RunSpec) -> None:
 
 def _train_from(start: Path | None, spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
     """Train to the end, from the checkpoint ``start`` or from step 0."""
-    cut_records(spec.directory, step_of(start) if start else 0)
-    spec = spec.resuming(start.name if start else "latest")
+    spec = spec.starting_at(step_of(start) if start else 0)
+    cut_records(spec.directory, spec.start_step)
     try:
         opened = inline_driver if spec.config.placement.kind == "inline" else worker_driver
         with opened(spec, stop, StepProgress(spec.schedule.total_steps)) as driver:
