@@ -18,6 +18,7 @@ from spec_kit.drafting import (
     as_served,
     num_weights,
 )
+from spec_kit.drafting.served_draft import EMBEDDING
 from spec_kit.targets import read_target_tensors
 from spec_kit.targets.rope_parameters import draft_rope
 
@@ -168,7 +169,8 @@ class BlockDraft(ServedDraft[C, S]):
         """
         yield from super().exported_tensors(weights, target)
         if target.embedding_scale != 1:
-            yield (as_served(read_target_tensors(target).embedding_VH * target.embedding_scale, target),)
+            scaled_VH = read_target_tensors(target).embedding_VH * target.embedding_scale
+            yield EMBEDDING, as_served(scaled_VH, target)
 
     @property
     def max_draft_tokens(self) -> int | None:
