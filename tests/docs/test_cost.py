@@ -67,7 +67,7 @@ def draft_flops(values: dict, config: dict) -> float:
         target = read_target(Path(folder))
         draft_type = load(Draft, values["draft"]["name"])
         options = draft_type.Config(**values["draft"])
-        shapes = draft_type(options).weight_shapes(target)
+        shapes = draft_type(options).cost(target).weight_shapes
     of_features = prod(shapes["fc.weight"])
     others = sum(prod(shape) for name, shape in shapes.items() if len(shape) > 1) - of_features
     if values["draft"]["name"] == "eagle3":

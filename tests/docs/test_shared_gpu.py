@@ -139,7 +139,7 @@ def test_plan_says_how_many_layers_an_engine_runs_that_ends_early(folder):
 def test_what_is_counted_is_less_than_an_h200_has_taken(folder, draft, saves):
     words = {"eagle3": ["draft.vocab_size=32000"], "dflash": ["draft.name=dflash"]}[draft]
     run = planned(folder, *words, f"draft.checkpoint_activations={str(saves).lower()}")
-    sizes, saved = RunSizes(run), run.draft.saved_values(run.target)
+    sizes, saved = RunSizes(run), run.draft.cost(run.target).saved_values
     static = sum(part.num_bytes for part in rank_parts(run, sizes)) - 4 * sizes.num_trained
     key = f"{draft}, checkpoint_activations={str(saves).lower()}"
     for row in json.loads(MEASURED.read_text())["lengths"][key]["rows"]:
@@ -162,6 +162,6 @@ def test_what_other_drafts_save_is_less_than_a_step_has_taken(folder, name, row,
     """A step on an H200 has taken at most three times as much, with the weights in bfloat16."""
     target, plugin = planned(folder).target, plugins.load_available(Draft, name)
     draft = plugin(plugin.Config.model_validate({"name": name, **options}))
-    weights = 2 * sum(map(prod, draft.weight_shapes(target).values()))
-    saved = 4 * 2 * draft.saved_values(target)(2048, int(0.7 * 2048))
+    weights = 2 * sum(map(prod, draft.cost(target).weight_shapes.values()))
+    saved = 4 * 2 * draft.cost(target).saved_values(2048, int(0.7 * 2048))
     assert 1 < DRAFTS[row]["step_mib"] * 2**20 / (weights + saved) < 3

@@ -134,7 +134,7 @@ def test_the_counted_values_are_states_keys_and_values():
     key, value = MLA["qk_nope_head_dim"] + MLA["qk_rope_head_dim"], MLA["v_head_dim"]
     assert value < key
     cached = target.num_heads * (key + value)
-    assert draft.saved_values(target)(9, 7) == 7 * 2 * (3 * target.hidden_size + cached)
+    assert draft.cost(target).saved_values(9, 7) == 7 * 2 * (3 * target.hidden_size + cached)
 
 
 @pytest.mark.parametrize(

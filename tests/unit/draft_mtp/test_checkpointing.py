@@ -61,7 +61,7 @@ def test_the_counted_values_are_outputs_keys_and_values(kind, tmp_path):
     """Values of latent attention are narrower than keys: 5 of 10 channels here."""
     draft, target, *_ = shipped(tmp_path, kind, num_steps=2, checkpoint_activations=True)
     heads, width, value = (4, 10, 5) if kind == "glm4_moe_lite" else (2, 8, 8)
-    assert draft.saved_values(target)(9, 7) == 7 * 2 * (WIDTH + heads * (width + value))
+    assert draft.cost(target).saved_values(9, 7) == 7 * 2 * (WIDTH + heads * (width + value))
 
 
 def test_latent_attention_keeps_no_more_of_its_values_than_their_width(tmp_path):

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def make_schedule() -> Callable[..., BatchSchedule]:
-    """``make_schedule(lengths, held_out=(), sample_cost=None, **settings)``: of a data set in file order;
+    """``make_schedule(lengths, held_out=(), sample_flops=None, **settings)``: of a data set in file order;
     sample ``i`` holds the ids 100·i, 100·i + 1, …, of which the first is not supervised."""
 
     def make(
         lengths: Sequence[int],
         held_out: Sequence[int] = (),
-        sample_cost: Callable[[int, int], int] | None = None,
+        sample_flops: Callable[[int, int], int] | None = None,
         **settings: Any,
     ) -> BatchSchedule:
         samples = [_sample(number, length) for number, length in enumerate([*lengths, *held_out])]
@@ -49,7 +49,7 @@ def make_schedule() -> Callable[..., BatchSchedule]:
         dataset = Dataset(tuple(train), tuple(rest), DataReport())
         if "ranks" in settings:
             settings["data_parallel_ranks"] = tuple(range(settings.pop("ranks")))
-        return BatchSchedule(dataset, BatchSettings(**{**defaults, **settings}), sample_cost=sample_cost)
+        return BatchSchedule(dataset, BatchSettings(**{**defaults, **settings}), sample_flops=sample_flops)
 
     return make
 

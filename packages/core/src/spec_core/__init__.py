@@ -16,7 +16,7 @@ from spec_core.config import (
     WeightTransportConfig,
 )
 from spec_core.context_group import ContextGroup
-from spec_core.draft import Draft, Proposal, Proposer
+from spec_core.draft import Draft, DraftCost, Proposal, Proposer
 from spec_core.draft_replica import LARGEST_VERSION, DraftReplica, ServingStatus, UpdateId, UpdateRequest
 from spec_core.engine import Engine, EngineAbilities, EngineContext, FrozenProducts
 from spec_core.foreign import foreign_errors, read_json_object
@@ -57,6 +57,7 @@ __all__ = [
     "DataParallel",
     "Draft",
     "DraftConfig",
+    "DraftCost",
     "DraftReplica",
     "Engine",
     "EngineAbilities",

@@ -32,15 +32,15 @@ D12 If a sample has guess depths (``Generation.guess_depths``), a draft that ``l
     and of no other guess. Optional: other drafts ignore guess depths.
 D13 A step of several ranks differs from the step of one rank by rounding only, if the ranks divide the module by
     ``shard_hints``, the vocabulary or (optional) the tokens of a batch that has a ``context``.
-D14 ``weight_shapes``, if it is declared, names the trained parameters of ``build`` with their shapes.
-D15 The function that ``sample_cost`` returns gives positive integers, the same in every process. A longer sample
-    with equally many supervised tokens costs no less.
+D14 ``DraftCost.weight_shapes``, if it is declared, names the trained parameters of ``build`` with their shapes.
+D15 ``DraftCost.sample_flops`` returns positive integers, the same in every process. A longer sample with equally many
+    supervised tokens costs no less.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from spec_core.config import DraftConfig
@@ -115,6 +115,20 @@ class Proposer(ABC):
         ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DraftCost:
+    """The costs of training a draft for a target. Every field is optional; what is not declared is not counted."""
+
+    weight_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, "tuple[int, ...]"])
+    """Shape of each trained weight by name. A run checks its memory by them before it starts."""
+    sample_flops: Callable[[int, int], int] = lambda num_tokens, _num_supervised: num_tokens
+    """FLOPs of a step on one sample, from its number of tokens and of supervised tokens. A run balances them over
+    ranks and micro-batches, and ``plan`` derives the least time of a run from them."""
+    saved_values: Callable[[int, int], int] = lambda _num_tokens, _num_supervised: 0
+    """Least number of values that a forward pass on one sample saves for the backward pass, from the same numbers.
+    ``plan`` warns of forward passes that need too much memory, and a run divides its steps by it."""
+
+
 class Draft(ABC):
     """A drafting algorithm; the module's docstring has the contract."""
 
@@ -167,30 +181,9 @@ class Draft(ABC):
         """Return the names of further tensors that the draft needs from the target's safetensors files (D11)."""
         return ()
 
-    def weight_shapes(self, target: TargetSpec) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of each trained weight by name, without importing torch (D14).
-
-        A run uses the shapes to check its memory before it starts. Optional: by default the mapping is empty,
-        and the draft's memory is not counted.
-        """
-        return {}
-
-    def sample_cost(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return a function that computes the training cost of one sample, without importing torch (D15).
-
-        The function takes the number of tokens and the number of supervised tokens, and returns FLOPs of one step on
-        the sample. A run balances the cost over ranks and micro-batches, and ``plan`` derives the least time of a run
-        from it. Optional: by default the cost is the number of tokens, and ``plan`` counts next to nothing.
-        """
-        return lambda num_tokens, _: num_tokens
-
-    def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return a function that computes how many values a forward pass saves for the backward pass.
-
-        The function takes a sample's number of tokens and of supervised tokens, and needs no torch. Its result is a
-        lower bound, with which ``plan`` warns of forward passes that need too much memory. Optional: by default 0.
-        """
-        return lambda _tokens, _supervised: 0
+    def cost(self, target: TargetSpec) -> DraftCost:
+        """Return the costs of training the draft for ``target``, without importing torch (D14, D15). Optional."""
+        return DraftCost()
 
     @abstractmethod
     def required_features(self, target: TargetSpec) -> FeatureSchema:

@@ -157,7 +157,7 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
 
         return count_labels(supervision, self.options.num_steps)
 
-    def sample_cost(self, target: TargetSpec) -> StepCost:
+    def step_cost(self, target: TargetSpec) -> StepCost:
         """Return the cost of a sample (D15).
 
         For every token, ``fc`` and the keys, values and attention of step 0 are computed. A supervised token

@@ -128,7 +128,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
         return count_labels(supervision, self.options.num_steps)
 
-    def sample_cost(self, target: TargetSpec) -> StepCost:
+    def step_cost(self, target: TargetSpec) -> StepCost:
         """Return the cost of a sample (D15).
 
         For every token, the keys, values and attention of step 0 are computed. A supervised token goes

@@ -100,7 +100,7 @@ class PEagleDraft(ChainDraft[PEagleConfig, PEagleShape]):
             counts += torch.stack([(length_R[:, None] > place_K).sum(0) for length_R in rule.draw(sample)])
         return counts.flatten()
 
-    def sample_cost(self, target: TargetSpec) -> StepCost:
+    def step_cost(self, target: TargetSpec) -> StepCost:
         """Return the cost of a sample (D15).
 
         Every token goes through all layers but the last. A supervised token also goes through the last layer.

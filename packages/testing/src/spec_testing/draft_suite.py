@@ -152,7 +152,7 @@ class DraftSuite(ConformanceSuite):
     def test_d3_d14_parameters_are_what_is_trained(self, bench: Workbench) -> None:
         """D3, D14: parameters are as declared, float32, on the CPU and trained; state dicts can be loaded."""
         built = {name: tuple(value.shape) for name, value in bench.module.named_parameters()}
-        assert dict(bench.draft.weight_shapes(bench.target)) in ({}, built)
+        assert dict(bench.draft.cost(bench.target).weight_shapes) in ({}, built)
         for name, parameter in bench.module.named_parameters():
             assert parameter.requires_grad, f"{name} is not trained: frozen tensors belong to ops"
             assert parameter.dtype == torch.float32
@@ -294,7 +294,7 @@ class DraftSuite(ConformanceSuite):
 
     def test_d15_a_longer_sample_costs_no_less(self, bench: Workbench) -> None:
         """D15: the cost of a sample is a positive integer, which does not fall with its length."""
-        costs = [bench.draft.sample_cost(bench.target)(length, 4) for length in (4, 5, 100, 10_000)]
+        costs = [bench.draft.cost(bench.target).sample_flops(length, 4) for length in (4, 5, 100, 10_000)]
         assert costs == sorted(costs)
         assert all(type(cost) is int and cost > 0 for cost in costs)
 

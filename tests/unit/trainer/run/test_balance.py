@@ -32,9 +32,8 @@ def cost_of(name, model, vocab_size=None):
         write_tensors(Path(folder), CONFIGS[model])
         options = {} if vocab_size is None else {"vocab_size": vocab_size}
         draft = load(Draft, name)
-        return draft(draft.Config.model_validate({"name": name, **options})).sample_cost(
-            read_target(Path(folder))
-        )
+        made = draft(draft.Config.model_validate({"name": name, **options}))
+        return made.cost(read_target(Path(folder))).sample_flops
 
 
 @pytest.mark.parametrize("draft", [EAGLE3, DFLASH])
@@ -81,7 +80,7 @@ def imbalances(make_schedule, length_of, cost):
             lengths.append(length_of(rng))
         item = GlobalBatch(0, False, 0, tuple(range(len(lengths))))
         for balance, values in found.items():
-            schedule = make_schedule(lengths, sample_cost=cost, ranks=8, balance=balance)
+            schedule = make_schedule(lengths, sample_flops=cost, ranks=8, balance=balance)
             values.append(schedule.cost_imbalance(item))
     return fmean(found["tokens"]), fmean(found["cost"])
 

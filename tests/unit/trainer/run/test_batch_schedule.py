@@ -86,11 +86,11 @@ def squares(num_tokens, num_supervised):
 
 
 def test_costs_are_balanced_instead_of_tokens(make_schedule):
-    (item,) = (schedule := make_schedule([6, 4, 4, 3], sample_cost=squares, ranks=2)).items(0)
+    (item,) = (schedule := make_schedule([6, 4, 4, 3], sample_flops=squares, ranks=2)).items(0)
     assert schedule.shares(item) == (((0,),), ((1, 2, 3),))
     assert schedule.cost_imbalance(item) == 41 / 38.5
     assert schedule.imbalance(item) == 11 / 8.5
-    by_tokens = make_schedule([6, 4, 4, 3], sample_cost=squares, ranks=2, balance="tokens")
+    by_tokens = make_schedule([6, 4, 4, 3], sample_flops=squares, ranks=2, balance="tokens")
     assert by_tokens.shares(item) == (((0, 3),), ((1, 2),))
     assert by_tokens.cost_imbalance(item) == 45 / 38.5
     assert by_tokens.imbalance(item) == 9 / 8.5
@@ -98,7 +98,7 @@ def test_costs_are_balanced_instead_of_tokens(make_schedule):
 
 def test_a_cost_reads_the_number_of_supervised_tokens(make_schedule):
     asked = []
-    schedule = make_schedule([5, 3], sample_cost=lambda *counts: asked.append(counts) or 1)
+    schedule = make_schedule([5, 3], sample_flops=lambda *counts: asked.append(counts) or 1)
     schedule.shares(next(schedule.items(0)))
     assert asked == [(5, 4), (3, 2)]
 
@@ -107,7 +107,7 @@ def test_without_a_cost_of_the_draft_tokens_are_balanced(make_schedule):
     settings = {"global_batch_tokens": 60, "ranks": 3, "accumulation": 2}
     lengths = list(range(1, 30))
     plain = make_schedule(lengths, **settings)
-    by_tokens = make_schedule(lengths, **settings, sample_cost=squares, balance="tokens")
+    by_tokens = make_schedule(lengths, **settings, sample_flops=squares, balance="tokens")
     for item in plain.items(0):
         assert plain.shares(item) == by_tokens.shares(item)
         assert plain.cost_imbalance(item) == plain.imbalance(item)
@@ -115,8 +115,8 @@ def test_without_a_cost_of_the_draft_tokens_are_balanced(make_schedule):
 
 def test_balance_changes_neither_the_batches_nor_their_order(make_schedule):
     lengths = list(range(1, 30))
-    by_cost = make_schedule(lengths, shuffle=True, ranks=2, sample_cost=squares)
-    by_tokens = make_schedule(lengths, shuffle=True, ranks=2, sample_cost=squares, balance="tokens")
+    by_cost = make_schedule(lengths, shuffle=True, ranks=2, sample_flops=squares)
+    by_tokens = make_schedule(lengths, shuffle=True, ranks=2, sample_flops=squares, balance="tokens")
     assert list(by_cost.items(0)) == list(by_tokens.items(0))
     assert list(map(by_cost.captures, by_cost.items(0))) == list(map(by_tokens.captures, by_tokens.items(0)))
 

@@ -16,7 +16,7 @@ from spec_kit.targets.target_reader import read_target
 from spec_trainer.base.stop_request import Interrupted
 from spec_trainer.data.batching import EpochBatches
 from spec_trainer.live.figures import Progress, run_metrics
-from spec_trainer.live.judge import VerdictInterval, compare, has_enough_held_out
+from spec_trainer.live.judge import VerdictInterval, has_enough_held_out, judge_drafts
 from spec_trainer.live.latency_budget import LatencyBudget
 from spec_trainer.live.reservoir import Reservoir
 from spec_trainer.live.served_drafts import ServedDrafts
@@ -220,7 +220,7 @@ class FollowRun:
             return
         now, parent = self._done_steps, self._drafts.served.step
         folders = self._drafts.export(self._spec, now)
-        verdict = compare(self._spec, self._driver, self._reservoir, folders, (now, parent))
+        verdict = judge_drafts(self._spec, self._driver, self._reservoir, folders, (now, parent))
         if verdict is None:
             return
         better = verdict.better_draft(now)

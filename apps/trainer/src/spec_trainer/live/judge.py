@@ -97,7 +97,7 @@ class VerdictInterval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class DraftVerdict:
     """A comparison of the trained, the served and the start draft on held-out requests."""
 
     trained: DraftRounds
@@ -108,7 +108,7 @@ class Verdict:
 
     @property
     def gain(self) -> Gain:
-        """What the trained draft saves compared with the served draft."""
+        """The share of verifications that the trained draft saves compared with the served draft."""
         return Gain.of(self.trained, self.served)
 
     @property
@@ -135,9 +135,9 @@ def has_enough_held_out(reservoir: Reservoir) -> bool:
     return num >= _LEAST_HELD_OUT
 
 
-def compare(
+def judge_drafts(
     spec: RunSpec, driver: RunDriver, reservoir: Reservoir, drafts: Mapping[int, Path], steps: tuple[int, int]
-) -> Verdict | None:
+) -> DraftVerdict | None:
     """Simulate drafts on the held-out requests, and return the verdict.
 
     It is None if too few requests have finite features.
@@ -155,7 +155,7 @@ def compare(
         return None
     judged = [label for number, label in enumerate(labels) if number not in not_finite]
     by_label = lengths_by_label(_named(trained, served, start), judged)
-    return Verdict(trained=trained, served=served, start=start, labels=by_label)
+    return DraftVerdict(trained=trained, served=served, start=start, labels=by_label)
 
 
 def _named(trained: DraftRounds, served: DraftRounds, start: DraftRounds) -> dict[str, DraftRounds]:

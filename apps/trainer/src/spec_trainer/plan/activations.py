@@ -83,7 +83,7 @@ def largest_pass_bytes(run: RunSpec) -> int:
 
     Only the first steps are considered (``_STEPS``).
     """
-    of_sample, itemsize = run.draft.saved_values(run.target), 4 if run.config.train.dtype == "float32" else 2
+    of_sample, itemsize = run.draft_cost.saved_values, 4 if run.config.train.dtype == "float32" else 2
 
     def saved(sample_id: int) -> int:
         sample = run.dataset.sample(sample_id)

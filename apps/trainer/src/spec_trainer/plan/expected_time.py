@@ -94,7 +94,9 @@ def _draft_flops(run: RunSpec) -> float:
     """Return the FLOPs of the draft's training, by the draft's own estimate for samples over the whole data."""
     train = run.dataset.train
     some = train[:: max(1, len(train) // _MOST_SAMPLES)]
-    cost = sum(run.sample_cost(len(sample), int(np.count_nonzero(sample.loss_mask))) for sample in some)
+    cost = sum(
+        run.draft_cost.sample_flops(len(sample), int(np.count_nonzero(sample.loss_mask))) for sample in some
+    )
     return cost * len(train) / max(1, len(some)) * run.schedule.epochs
 
 

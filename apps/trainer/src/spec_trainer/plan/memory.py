@@ -96,7 +96,7 @@ class RunSizes:
     @cached_property
     def weights(self) -> Mapping[str, tuple[int, ...]]:
         """Name -> shape of each trained weight; empty if the draft's plugin does not declare its weights."""
-        return self._run.draft.weight_shapes(self._run.target)
+        return self._run.draft_cost.weight_shapes
 
     @cached_property
     def num_trained(self) -> int:

@@ -83,16 +83,16 @@ class BatchSchedule:
         dataset: Dataset,
         settings: BatchSettings,
         part: range | None = None,
-        sample_cost: Callable[[int, int], int] | None = None,
+        sample_flops: Callable[[int, int], int] | None = None,
     ) -> None:
         """Store the dataset and the settings; batches are computed on demand.
 
-        ``part``: the steps of the run that train on ``dataset``; None for all steps. ``sample_cost``: the
-        function that ``Draft.sample_cost`` returns; None if a sample costs as much as it has tokens.
+        ``part``: the steps of the run that train on ``dataset``; None for all steps. ``sample_flops``: the
+        function of the draft's ``DraftCost``; None if a sample costs as much as it has tokens.
         """
         self.dataset = dataset
         self.settings = settings
-        self.sample_cost = sample_cost
+        self.sample_flops = sample_flops
         self._part = part
         self._train = EpochBatches(
             dataset.train, settings.global_batch_tokens, seed=settings.seed, shuffle=settings.shuffle
@@ -180,11 +180,11 @@ class BatchSchedule:
     @lru_cache(maxsize=64)  # noqa: B019
     def _costs(self, item: GlobalBatch) -> Mapping[int, int]:
         """Return the cost of training on each sample of ``item``, by sample id."""
-        if self.sample_cost is None:
+        if self.sample_flops is None:
             return self.dataset.lengths
         samples = map(self.dataset.sample, item.sample_ids)
         return {
-            sample.sample_id: self.sample_cost(len(sample), int(np.count_nonzero(sample.loss_mask)))
+            sample.sample_id: self.sample_flops(len(sample), int(np.count_nonzero(sample.loss_mask)))
             for sample in samples
         }
 

@@ -19,9 +19,7 @@ from spec_trainer.run.dispatch import sample_bytes
 from spec_trainer.run.members import members, most_on_a_device, on_hosts, with_fewer_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from spec_core import Backend, Draft, Engine, Launcher, Optimizer, Strategy, TargetSpec
+    from spec_core import Backend, Draft, DraftCost, Engine, Launcher, Optimizer, Strategy, TargetSpec
     from spec_core.records import FeatureSchema
     from spec_trainer.configuration.run import AnyRunConfig
     from spec_trainer.data.dataset import Dataset
@@ -74,9 +72,9 @@ class RunParts:
         return min(room, self.config.data.max_length)
 
     @cached_property
-    def sample_cost(self) -> Callable[[int, int], int]:
-        """The function by which the draft estimates the computation for a sample (``Draft.sample_cost``)."""
-        return self.draft.sample_cost(self.target)
+    def draft_cost(self) -> DraftCost:
+        """The costs of training the draft for the target."""
+        return self.draft.cost(self.target)
 
     def with_dataset(self, dataset: Dataset) -> RunSpec:
         """Return the RunSpec of this run with ``dataset`` as its data, and with the schedule for it."""
@@ -85,7 +83,7 @@ class RunParts:
             settings = replace(settings, total_steps=decoded_steps(self.config, len(dataset.train)))
         if self.config.follow.servers:
             settings = replace(settings, total_steps=_NEVER)
-        return self.with_schedule(BatchSchedule(dataset, settings, sample_cost=self.sample_cost))
+        return self.with_schedule(BatchSchedule(dataset, settings, sample_flops=self.draft_cost.sample_flops))
 
     def with_schedule(self, schedule: BatchSchedule) -> RunSpec:
         """Return the RunSpec of this run with the global batches of ``schedule``."""
@@ -123,7 +121,7 @@ class RunSpec(RunParts):
         ``settings``: fields of BatchSettings whose values differ from the run's.
         """
         changed = replace(self.schedule.settings, **settings)
-        schedule = BatchSchedule(answers, changed, steps, self.sample_cost)
+        schedule = BatchSchedule(answers, changed, steps, self.draft_cost.sample_flops)
         return replace(self, schedule=schedule, prompts=self.source)
 
     def resuming(self, checkpoint: str) -> RunSpec:

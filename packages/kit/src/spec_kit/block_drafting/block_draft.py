@@ -122,7 +122,7 @@ class BlockDraft(ServedDraft[C, S]):
         shares = [reached_S[rule.draw(sample)[1] - 1].sum() for sample in supervision]
         return sum(shares, torch.zeros((), dtype=torch.float64))[None]
 
-    def sample_cost(self, target: TargetSpec) -> StepCost:
+    def step_cost(self, target: TargetSpec) -> StepCost:
         """Return the cost of a sample (D15).
 
         Every token is context, with keys and values in each layer. A row of the StepCost is a block: its

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from spec_core.config import DraftConfig
-from spec_core.draft import Draft
+from spec_core.draft import Draft, DraftCost
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_core.kernels import no_kernel
 from spec_core.wording import shown
@@ -29,7 +29,7 @@ from spec_kit.drafting.draft_files import (
 from spec_kit.drafting.draft_shape import DraftShape
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -252,9 +252,21 @@ class ServedDraft(Draft, Generic[C, S]):
         """Return why a draft of this algorithm cannot be made for the target, or None."""
         return None
 
-    def weight_shapes(self, target: TargetSpec) -> Shapes:
-        """Return the shape of each trained weight by name (D14)."""
-        return self.shape(target).tensor_shapes()
+    def cost(self, target: TargetSpec) -> DraftCost:
+        """Return the trained weights' shapes, the cost of a step and the saved values (D14, D15)."""
+        return DraftCost(
+            weight_shapes=self.shape(target).tensor_shapes(),
+            sample_flops=self.step_cost(target),
+            saved_values=self.saved_values(target),
+        )
+
+    def step_cost(self, target: TargetSpec) -> Callable[[int, int], int]:
+        """Return the cost of a step on a sample: a StepCost. By default it is the number of tokens."""
+        return DraftCost.sample_flops
+
+    def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
+        """Return the least number of values that a forward pass saves for a sample. By default it is 0."""
+        return DraftCost.saved_values
 
     def embedding_scale(self, target: TargetSpec) -> float:
         """Return the factor of a stored copy of the embedding relative to the target's embedding."""

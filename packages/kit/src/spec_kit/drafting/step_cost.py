@@ -24,7 +24,7 @@ make 12. Attention reaches half the FLOP/s of the other products (``docs/cuda.md
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """Coefficients of a sample's cost; a call returns the cost in FLOPs (``Draft.sample_cost``)."""
+    """Coefficients of a sample's cost; a call returns the cost in FLOPs (``DraftCost.sample_flops``)."""
 
     per_token: int
     per_row: int
