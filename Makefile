@@ -58,7 +58,7 @@ test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on
 	$(ENGINES)/bin/pytest tests/engines -n 3 --dist loadgroup -m "$(ONLY)"
 
 test-sglang: $(SGLANG)/installed ## real SGLang on the CPU over a stand-in for its kernels, in an environment of its own
-	$(SGLANG)/bin/python -m pytest tests/engines/test_sglang.py tests/engines/test_sglang_guess_depths.py tests/engines/test_sglang_runs.py tests/engines/test_sglang_weights.py tests/engines/test_sglang_images.py tests/engines/test_sglang_seeing_drafts.py tests/engines/test_sglang_follow.py tests/engines/test_sglang_serving_capture.py -m "$(ONLY)"
+	$(SGLANG)/bin/python -m pytest tests/engines/test_sglang.py tests/engines/test_sglang_runs.py tests/engines/test_sglang_images.py tests/engines/test_sglang_seeing_drafts.py tests/engines/test_sglang_follow.py tests/engines/test_sglang_serving_capture.py -m "$(ONLY)"
 
 test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-in for CANN, in an environment of its own
 	$(RIG) -m pytest tests/rig_ascend -n 3 --dist loadgroup -m "$(ONLY)"

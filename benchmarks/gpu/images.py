@@ -37,6 +37,7 @@ from pathlib import Path
 
 import torch
 from tests.captured_states import captured
+from tests.distributions import write_distribution
 from tests.engines.page_server import ServerProcess
 from tests.engines.replay import Replay
 from tests.seeing_targets import SEEING, picture, question, reference_states, request_of, save_seeing_target
@@ -319,13 +320,11 @@ def variables(given, folder: Path) -> dict[str, str]:
     """Return the environment of a server; that of vLLM has the rig that notes its guesses in ``folder``."""
     if given.engine == "sglang":
         return {}
-    rig = folder / "rig" / "spec_vllm_rig-1.0.dist-info"
-    rig.mkdir(parents=True, exist_ok=True)
-    (rig / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-vllm-rig\nVersion: 1.0\n")
-    (rig / "entry_points.txt").write_text("[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n")
+    points = "[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n"
+    rig = write_distribution(folder / "rig", "spec-vllm-rig", points)
     if given.backend == "cpu":  # its only runner gives drafts the positions of the second one
         (folder / "drafts.positions").touch()
-    paths = [TESTS / "vllm_rig", TESTS / "rig_streams", rig.parent, os.environ.get("PYTHONPATH", "")]
+    paths = [TESTS / "vllm_rig", TESTS / "rig_streams", rig, os.environ.get("PYTHONPATH", "")]
     return SERVER_VARIABLES[given.backend] | {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "SPEC_TEST_DRAFTS": str(folder / "drafts.jsonl"),

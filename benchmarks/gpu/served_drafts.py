@@ -37,6 +37,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from tests.distributions import write_distribution
 from tests.engines.sampled_answers import kolmogorov_distances, own_distances
 from tests.transformers_target import Transformer
 
@@ -415,11 +416,9 @@ class Server:
 
     def _environment(self, output: Path) -> dict[str, str]:
         folders, group, module = RIGS[self._engine]
-        rig = output.resolve() / "rig" / f"{module}-1.0.dist-info"
-        rig.mkdir(parents=True)
-        (rig / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        (rig / "entry_points.txt").write_text(f"[{group}]\nspec_rig = {module}:install\n")
-        paths = [*map(str, folders), str(rig.parent), os.environ.get("PYTHONPATH", "")]
+        points = f"[{group}]\nspec_rig = {module}:install\n"
+        rig = write_distribution(output.resolve() / "rig", module, points)
+        paths = [*map(str, folders), str(rig), os.environ.get("PYTHONPATH", "")]
         records = output.resolve() / "sampler"
         records.mkdir()
         return os.environ | {

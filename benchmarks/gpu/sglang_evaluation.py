@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tests.distributions import write_distribution
 from tests.engines.bench_rows import ROWS, write_rows
 from tests.engines.stream_client import Client, Watch
 
@@ -163,11 +164,9 @@ def compare(figures: dict[str, Any], clients: Sequence[Client], new_tokens: int)
 
 def rigged(environment: Mapping[str, str], streams: Path) -> dict[str, str]:
     """Return the environment of an SGLang that loads the rig and opens its streams in a folder."""
-    info = streams / "rig" / "spec_sglang_rig-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-sglang-rig\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nspec_rig = spec_sglang_rig:install\n")
-    paths = [TESTS / "sglang_rig", TESTS / "rig_streams", info.parent, environment.get("PYTHONPATH", "")]
+    points = "[sglang.srt.plugins]\nspec_rig = spec_sglang_rig:install\n"
+    rig = write_distribution(streams / "rig", "spec-sglang-rig", points)
+    paths = [TESTS / "sglang_rig", TESTS / "rig_streams", rig, environment.get("PYTHONPATH", "")]
     found = os.pathsep.join(str(path) for path in paths if str(path))
     return {**environment, "PYTHONPATH": found, "SPEC_TEST_STREAMS": str(streams)}
 

@@ -34,6 +34,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from tests.distributions import write_distribution
 
 from spec_core import Backend, plugins
 from spec_core.errors import EngineError
@@ -256,15 +257,9 @@ class Server:
         }
         flags = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         switches = ["--skip-tokenizer-init", "--skip-server-warmup", "--disable-radix-cache"]
-        rig = output / "rig" / "spec_sglang_rig-1.0.dist-info"
-        rig.mkdir(parents=True, exist_ok=True)
-        (rig / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-sglang-rig\nVersion: 1.0\n")
-        (rig / "entry_points.txt").write_text("[sglang.srt.plugins]\nspec_rig = spec_sglang_rig:install\n")
-        paths = [
-            Path(__file__).parents[2] / "tests" / "engines" / "sglang_rig",
-            rig.parent,
-            os.environ.get("PYTHONPATH", ""),
-        ]
+        points = "[sglang.srt.plugins]\nspec_rig = spec_sglang_rig:install\n"
+        rig = write_distribution(output / "rig", "spec-sglang-rig", points)
+        paths = [SGLANG_RIG, rig, os.environ.get("PYTHONPATH", "")]
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "SPEC_TEST_SWAPS": str(self._notes),

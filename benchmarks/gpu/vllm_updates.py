@@ -30,6 +30,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
+from tests.distributions import write_distribution
 
 from spec_core.errors import EngineError
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
@@ -183,11 +184,9 @@ class Server:
         }
         words = [word for name, value in flags.items() for word in (f"--{name}", str(value))] + words
         switches = ["--tokens-only", "--no-enable-prefix-caching"]
-        rig = output / "rig" / "spec_vllm_rig-1.0.dist-info"
-        rig.mkdir(parents=True, exist_ok=True)
-        (rig / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-vllm-rig\nVersion: 1.0\n")
-        (rig / "entry_points.txt").write_text("[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n")
-        paths = [RIG, STREAMS, rig.parent, os.environ.get("PYTHONPATH", "")]
+        points = "[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n"
+        rig = write_distribution(output / "rig", "spec-vllm-rig", points)
+        paths = [RIG, STREAMS, rig, os.environ.get("PYTHONPATH", "")]
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "SPEC_TEST_DRAFTS": str(self._drafts),

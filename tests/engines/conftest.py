@@ -22,6 +22,7 @@ from spec_engine_vllm.config import VllmConfig
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.app import run
 
+from ..distributions import write_distribution
 from ..made_once import made_once
 from .forked_starts import forked_starts
 from .sharing import Pool, SharingEngine
@@ -126,6 +127,36 @@ def llama(make_target, add_characters, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def repeating(make_target, add_characters, tmp_path_factory) -> Path:
+    """A Llama whose answers repeat themselves, so that a draft learns from few of them."""
+
+    def make(folder: Path) -> None:
+        made = make_target("llama", hidden_size=64, head_dim=32, initializer_range=0.1)
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+        add_characters(folder)
+
+    return made_once(tmp_path_factory, "llama-that-repeats", make)
+
+
+@pytest.fixture(scope="session")
+def random_rows(tmp_path_factory) -> Path:
+    """Random tokens: the data of the start draft, of which ``follow`` replays a share."""
+    draw, file = random.Random(4), tmp_path_factory.mktemp("random") / "rows.jsonl"
+    ids = [[draw.randrange(3, 97) for _ in range(44)] for _ in range(32)]
+    file.write_text("".join(json.dumps({"input_ids": row, "loss_mask": [1] * 44}) + "\n" for row in ids))
+    return file
+
+
+@pytest.fixture(scope="session")
+def untrained(repeating, random_rows, tmp_path_factory) -> Path:
+    """A draft for ``repeating`` that has learnt nothing, exported by a run of one step."""
+    output = tmp_path_factory.mktemp("untrained")
+    words = ["--target", repeating, "--data", random_rows, "--draft", "eagle3", "--output", output / "run"]
+    assert run([*map(str, words), "train.steps=1", "train.lr=1e-9", "data.eval_samples=0"]) == 0
+    return output / "run" / "draft"
+
+
+@pytest.fixture(scope="session")
 def deepseek(make_target) -> Path:
     return make_target("deepseek_v3", **_LATENT)
 
@@ -173,12 +204,10 @@ def draft_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def vllm_environment(draft_notes: Path) -> Iterator[None]:
     """Return the environment of every vLLM that the tests start: without warm-up, with the rig."""
     rigs = [Path(__file__).parent / name for name in ("vllm_rig", "rig_streams", "rig_start")]
-    info = draft_notes.parent / "spec_vllm_rig-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-vllm-rig\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n")
+    points = "[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n"
+    rigs.append(write_distribution(draft_notes.parent, "spec-vllm-rig", points))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, [*rigs, draft_notes.parent])), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, rigs)), prepend=os.pathsep)
         patch.setenv("SPEC_TEST_DRAFTS", str(draft_notes))
         patch.setenv("SPEC_TEST_SWAPS", str(draft_notes.with_name("swaps.jsonl")))
         patch.setenv("SPEC_TEST_FORKS", "1")
@@ -233,16 +262,15 @@ class Trained:
 @pytest.fixture(scope="session")
 def medusa(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Make the third party's draft found as if it were installed: sources and entry point on ``sys.path``."""
-    info = tmp_path_factory.mktemp("medusa") / "spec_draft_medusa-0.1.0.dist-info"
-    info.mkdir()
     project = tomllib.loads((MEDUSA / "pyproject.toml").read_text())["project"]
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0.1.0\n")
     points = project["entry-points"]["spec_core.drafts"]
     lines = [f"{name} = {value}" for name, value in points.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[spec_core.drafts]", *lines]))
+    site = write_distribution(
+        tmp_path_factory.mktemp("medusa"), project["name"], "\n".join(["[spec_core.drafts]", *lines])
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(MEDUSA / "src")
-        patch.syspath_prepend(info.parent)
+        patch.syspath_prepend(site)
         yield
 
 

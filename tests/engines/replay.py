@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
+from spec_core.records import SamplingParams
 from spec_engine_hf.decoding import DraftSource
 from spec_engine_hf.hf_model import HfModel
 from spec_kit.targets.target_reader import read_target
+
+from ..transformers_target import Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
+
+    from spec_core import Engine
+
+    from .conftest import Trained
+
+
+NUM_DRAFT_TOKENS = 3
 
 
 @dataclass(frozen=True)
@@ -78,3 +89,30 @@ class Replay:
 def prefilled(depths: Sequence[int], num_guesses: int) -> int:
     """Return how many tokens after the first have no guess although no round before has accepted all guesses."""
     return sum(own == 0 and before != num_guesses for before, own in pairwise(depths))
+
+
+def assert_depths_of_a_replay(served: Engine, trained: Trained, prefix_length: int) -> None:
+    """Each token's guess depth is that of our own proposer, and the engine's rounds are those of the answers.
+
+    24 requests share a prefix that the engine caches, some end at a stop token, and the KV cache is too small for all
+    of them: the engine computes some again, and such a prefill yields a token without a guess.
+    """
+    draw = random.Random(1)
+    prefix = [draw.randrange(3, 97) for _ in range(prefix_length)]
+    prompts = [prefix + prompt for prompt in trained.prompts[:24]]
+    sampling = SamplingParams(max_new_tokens=100, num_draft_tokens=NUM_DRAFT_TOKENS)
+    served.load_draft(trained.folder)
+    answers = served.generate(prompts, sampling)
+    rounds = served.acceptance().rounds
+    reference = Transformer(trained.target)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens = [*prompt, *answer.token_ids]
+        replay = Replay(trained.target, trained.folder, len(prompt), tokens, reference.hidden(tokens))
+        assert list(answer.guess_depths) == replay.depths(NUM_DRAFT_TOKENS, answer.guess_depths)
+    assert sum(answer.guess_depths.count(1) for answer in answers) == rounds
+    early = sum(len(answer.token_ids) < sampling.max_new_tokens for answer in answers)
+    again = sum(prefilled(answer.guess_depths, NUM_DRAFT_TOKENS) for answer in answers)
+    print(f"{trained.name}: {rounds} rounds, {early} answers stopped, {again} tokens of a repeated prefill")
+    assert sum(answer.cached_tokens for answer in answers) > 0
+    assert early > 0
+    assert again > 0

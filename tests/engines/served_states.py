@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +18,9 @@ from spec_backend_cpu.backend import CpuBackend
 from spec_core import EngineContext
 from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_kit.hosting import HttpReplica
 from spec_kit.targets import read_target
+from spec_trainer.cli.app import run
 
 from ..transformers_target import Transformer
 
@@ -22,7 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from spec_kit.hosting import HttpReplica
+    from .conftest import Trained
+    from .page_server import PageServer
+
+    Asks = Callable[..., list[int] | None]
+    """Asks a server with a prompt, and tells whether the client leaves early; None if it left before the answer."""
+
+NUM_TOKENS = 40
+NUM_REQUESTS = 200
+CONCURRENCY = 16
 
 
 def answers_of(target: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
@@ -76,3 +90,69 @@ def captured(replica: HttpReplica, target: Path) -> tuple[int, Counter[str]]:
             num_right += 1
         if not taken.left:
             return num_right, causes + Counter(taken.left_out)
+
+
+def assert_states_of_live_requests(
+    server: PageServer, trained: Trained, ask: Asks, prefix_length: int, own: tuple[str, ...] = ()
+) -> None:
+    """Answers of a busy server are the target's, and the states that it keeps are those of a fresh prefill.
+
+    16 clients ask at once, some leave early, prompts share a prefix that is cached. ``own``: causes by which the
+    server's requests to itself are counted.
+    """
+    draw = random.Random(5)
+    prefix = [draw.randrange(3, 97) for _ in range(prefix_length)]
+    prompts = [[draw.randrange(3, 97) for _ in range(draw.randrange(4, 100))] for _ in range(NUM_REQUESTS)]
+    for number in range(0, NUM_REQUESTS, 8):
+        prompts[number] = [*prefix, *prompts[number][:30]]
+    for number in range(1, NUM_REQUESTS, 4):
+        prompts[number] = trained.prompts[number // 2 % 64]
+    with HttpReplica(server.url, server.token) as replica:
+        with ThreadPoolExecutor(CONCURRENCY) as clients:
+            leaves = (number % 10 == 3 for number in range(NUM_REQUESTS))
+            answers = list(clients.map(partial(ask, server), prompts, leaves))
+        time.sleep(2.0)  # aborts arrive
+        num_right, causes = captured(replica, trained.target)
+        tau = replica.acceptance().acceptance_length
+    print(f"{num_right} right, {dict(causes)}, tau {tau:.2f}")
+    answered = [number for number in range(NUM_REQUESTS) if answers[number] is not None]
+    expected = answers_of(trained.target, [prompts[number] for number in answered], NUM_TOKENS)
+    assert [answers[number] for number in answered] == expected
+    causes -= Counter({cause: causes[cause] for cause in own})
+    # A client may leave before its request begins, or as it ends.
+    assert len(answered) <= num_right + causes["prefix_hit"] + causes["hole"]
+    assert num_right + causes["prefix_hit"] + causes["hole"] <= NUM_REQUESTS - causes["unfinished"]
+    assert causes["prefix_hit"] >= 10
+    assert causes["unfinished"] >= 5
+    assert set(causes) <= {"prefix_hit", "unfinished", "hole"}
+    assert tau > 1.05  # it has learnt the answers to some of the prompts
+    assert num_right > 100
+
+
+def random_prompts() -> list[list[int]]:
+    draw = random.Random(3)
+    return [[draw.randrange(3, 97) for _ in range(4)] for _ in range(160)]
+
+
+def follow_by_kept_states(
+    server: PageServer, target: Path, draft: Path, ask: Asks, output: Path
+) -> tuple[float, float, set[str]]:
+    """A draft learns from the states that the server keeps, and answers stay the target's.
+
+    Return the acceptance length before and after the push, and why requests were left out.
+    """
+    prompts = random_prompts()
+    with HttpReplica(server.url, server.token) as replica, ThreadPoolExecutor(CONCURRENCY) as clients:
+        answers = list(clients.map(partial(ask, server), prompts))
+        before = replica.acceptance().acceptance_length
+        words = ["follow", "--server", server.url, "--target", target, "--draft-model", draft]
+        keys = ["train.lr=3e-3", "train.warmup_steps=5", "train.global_batch_tokens=96"]
+        keys += ["follow.held_out=0.25", "follow.requests=160", "follow.capture=serving"]
+        assert run([*map(str, words), *keys, "--output", str(output)]) == 0
+        rows = (output / "versions.jsonl").read_text().splitlines()
+        assert json.loads(rows[-1])["version"] == 1, rows
+        again = list(clients.map(partial(ask, server), prompts[:40]))
+        after = replica.acceptance().acceptance_length
+    assert again == answers[:40] == answers_of(target, prompts[:40], NUM_TOKENS)
+    print(f"tau {before:.2f} before, {after:.2f} after")
+    return before, after, set(json.loads((output / "summary.json").read_text())["left_out"])

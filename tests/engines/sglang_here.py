@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from spec_backend_cpu.backend import CpuBackend
+from spec_core.engine import EngineContext
+from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
+
+from ..distributions import write_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from spec_core import TargetSpec
 
 RIG = Path(__file__).parents[1] / "rigs" / "fake_sgl_kernel"
 START = Path(__file__).parent / "rig_start"
@@ -49,12 +56,19 @@ needs_sglang = [pytest.mark.engine, pytest.mark.skipif(bool(_reason()), reason=_
 def sglang_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Return the environment of every SGLang that the tests start."""
     folder = tmp_path_factory.mktemp("packages")
-    info = folder / "torchvision-0.28.0.dist-info"  # transformers asks for its version
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n")
+    write_distribution(folder, "torchvision", version="0.28.0")  # transformers asks for its version
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, [RIG, START, folder])), prepend=os.pathsep)
         patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
         patch.setenv("TORCH_COMPILE_DISABLE", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
+
+
+def new_sglang(target: TargetSpec, batch_tokens: int = 64, **args: object) -> SglangEngine:
+    """Return an engine with an SGLang on the CPU, float32; it starts when it is first asked."""
+    context = EngineContext(
+        backend=CpuBackend(CpuBackend.Config()), placement="colocated", start_s=240.0, peer_s=60.0
+    )
+    config = SglangConfig(name="sglang", dtype="float32", batch_tokens=batch_tokens, args=ARGS | args)
+    return SglangEngine.create(config, target, context)

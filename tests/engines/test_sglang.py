@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,18 +16,20 @@ from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
-from spec_engine_sglang.config import SglangConfig
-from spec_engine_sglang.engine import SglangEngine
 from spec_kit.targets.target_reader import read_target
 from spec_testing.answer_checks import assert_guess_depths
 
 from ..captured_states import captured
 from ..transformers_target import Transformer
-from .conftest import NUM_DRAFT_TOKENS
-from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
+from .conftest import BATCH_TOKENS, NUM_DRAFT_TOKENS
+from .replay import assert_depths_of_a_replay
+from .sglang_here import ARGS, needs_sglang, new_sglang, sglang_environment  # noqa: F401 (a fixture)
+from .weights_of_engines import assert_other_weights_are_noticed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from spec_engine_sglang.engine import SglangEngine
 
 pytestmark = [
     *needs_sglang,
@@ -34,8 +37,6 @@ pytestmark = [
     pytest.mark.xdist_group("sglang"),
     pytest.mark.timeout(600),
 ]
-BATCH_TOKENS = 64
-"""Longer prompts run in chunks."""
 LAYERS = (0, 3, 8)
 """The embedding, a layer, and what enters the final norm."""
 
@@ -65,11 +66,7 @@ def test_latencies_of_loads_are_those_that_a_client_measures(llama, trained_draf
 
 @pytest.fixture(scope="module")
 def engine(llama: Path, sglang_environment: None) -> Iterator[SglangEngine]:  # noqa: F811
-    context = EngineContext(
-        backend=CpuBackend(CpuBackend.Config()), placement="colocated", start_s=240.0, peer_s=60.0
-    )
-    config = SglangConfig(name="sglang", dtype="float32", batch_tokens=BATCH_TOKENS, args=ARGS)
-    with SglangEngine.create(config, read_target(llama), context) as engine:
+    with new_sglang(read_target(llama)) as engine:
         yield engine
 
 
@@ -102,3 +99,16 @@ def test_texts_and_acceptance_are_those_of_transformers(llama, engine, trained_d
     assert engine.acceptance().acceptance_length == pytest.approx(accepted, rel=0.02)
     assert_guess_depths(engine, answers, engine.acceptance())
     assert [answer.guess_depths for answer in answers] == [answer.guess_depths for answer in expected]
+
+
+def test_weights_of_a_left_over_file_are_noticed(llama, tmp_path) -> None:
+    assert_other_weights_are_noticed(new_sglang, llama, tmp_path, "lm_head.weight", "head")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_depths_are_those_of_a_replay(llama, trained_draft) -> None:
+    target = replace(read_target(llama), eos_token_ids=(11, 12))
+    room = {"disable_radix_cache": False, "max_total_tokens": 800, "schedule_conservativeness": 0.1}
+    with new_sglang(target, **room) as served:
+        assert_depths_of_a_replay(served, trained_draft("eagle3"), BATCH_TOKENS)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ..integration import launching
-from ..integration.launching import Lab, losses
+from ..integration.launching import Lab
 from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
-from .test_vllm_runs import DECODING, STEPS, cycles, lengths
+from .test_vllm_runs import STEPS, assert_runs_as_the_reference
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,25 +33,13 @@ LIMIT_S = 900.0
 
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_a_run_on_policy_does_what_one_with_the_reference_engine_does(llama: Path, tmp_path: Path) -> None:
-    """The losses are equal only if both engines say of each token at which depth it was guessed."""
-    rows = launching.write_rows(tmp_path / "rows.jsonl")
-    few = tmp_path / "few.jsonl"
-    few.write_text("".join(rows.read_text().splitlines(keepends=True)[1:9]))
-    shared = {
+    keys = {
         "target": llama,
-        "data.path": few,
-        "data.eval_path": few,
+        "data.path": launching.write_rows(tmp_path / "rows.jsonl"),
         "train.steps": STEPS,
         "train.schedule": "constant",
         "train.warmup_steps": 5,
         "draft.num_steps": 3,
-        "decode.on_policy": True,
     }
-    with_sglang, reference = tmp_path / "sglang", tmp_path / "hf"
-    with Lab(tmp_path, shared, "") as lab:
-        lab.train(with_sglang, timeout_s=LIMIT_S, **DECODING, **SGLANG)
-        lab.train_here(reference, **DECODING)
-    assert len(losses(with_sglang)) == STEPS
-    assert losses(with_sglang) == pytest.approx(losses(reference), rel=1e-3)
-    assert [cycle["draft_version"] for cycle in cycles(with_sglang)] == [0, STEPS // 2, STEPS]
-    assert lengths(with_sglang) == pytest.approx(lengths(reference), abs=0.1)
+    with Lab(tmp_path, keys, "") as lab:
+        assert_runs_as_the_reference(lab, LIMIT_S, decode__on_policy=True, **SGLANG)

@@ -22,6 +22,7 @@ from spec_kit.drafting import write_draft
 from spec_kit.hosting import image_fields
 from spec_kit.targets import read_target, read_target_tensors
 
+from ..distributions import write_distribution
 from ..made_once import made_once
 from ..seeing_targets import EXPERTS, picture, reference_states, request_of, save_seeing_target
 from .conftest import NUM_DRAFT_TOKENS
@@ -52,10 +53,9 @@ LIMIT_S = 300.0
 def notes(sglang_environment, tmp_path_factory) -> Iterator[Path]:  # noqa: F811
     """The file in which the rig notes the guesses of SGLang's draft."""
     folder = tmp_path_factory.mktemp("rig")
-    info = folder / "spec_sglang_rig-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-sglang-rig\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nspec_rig = spec_sglang_rig:install\n")
+    write_distribution(
+        folder, "spec-sglang-rig", "[sglang.srt.plugins]\nspec_rig = spec_sglang_rig:install\n"
+    )
     rig = Path(__file__).parent / "sglang_rig"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, [rig, folder])), prepend=os.pathsep)

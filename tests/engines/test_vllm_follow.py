@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spec_core.records import SamplingParams
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
-from spec_kit.targets import read_target
 from spec_trainer.cli.app import run
 
 from .own_server import follows_its_own_server
+from .served_states import answers_of
 from .test_vllm_updates import Server
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
@@ -32,35 +30,10 @@ NUM_TOKENS = 40
 
 
 @pytest.fixture
-def target(make_target) -> Path:
-    """A Llama whose answers repeat themselves, so that a draft learns from few of them."""
-    return make_target("llama", hidden_size=64, head_dim=32, initializer_range=0.1)
-
-
-@pytest.fixture
-def rows(tmp_path) -> Path:
-    """Random tokens: the data of the start draft, of which ``follow`` replays a share."""
-    draw = random.Random(4)
-    row = [
-        {"input_ids": [draw.randrange(3, 97) for _ in range(44)], "loss_mask": [1] * 44} for _ in range(32)
-    ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in row))
-    return tmp_path / "rows.jsonl"
-
-
-@pytest.fixture
-def fresh(target, rows, tmp_path) -> Path:
-    """A draft that has learnt nothing, exported by a run of one step."""
-    words = ["--target", target, "--data", rows, "--draft", "eagle3", "--output", tmp_path / "fresh"]
-    assert run([*map(str, words), "train.steps=1", "train.lr=1e-9", "data.eval_samples=0"]) == 0
-    return tmp_path / "fresh" / "draft"
-
-
-@pytest.fixture
-def server(vllm_environment, target, fresh, tmp_path, vllm_context, monkeypatch) -> Iterator[Server]:
+def server(vllm_environment, repeating, untrained, tmp_path, vllm_context, monkeypatch) -> Iterator[Server]:
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')
     (tmp_path / "server").mkdir()
-    server = Server(target, fresh, fresh, tmp_path / "server")
+    server = Server(repeating, untrained, untrained, tmp_path / "server")
     try:
         server.wait_ready(vllm_context.start_s)
         yield server
@@ -83,7 +56,7 @@ def ask(port: int, prompt: list[int], learn: str = "", **fields: Any) -> list[in
 
 
 def test_a_draft_follows_the_traffic_of_a_server(
-    server, target, rows, fresh, hf_engine, tmp_path, monkeypatch
+    server, repeating, random_rows, untrained, tmp_path, monkeypatch
 ) -> None:
     draw = random.Random(3)
     with HttpReplica(server.url, server.token) as replica:
@@ -101,8 +74,8 @@ def test_a_draft_follows_the_traffic_of_a_server(
             answers = list(clients.map(lambda prompt: ask(server.port, prompt), prompts))
         before = replica.acceptance()
         monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, server.token)
-        words = ["--server", server.url, "--target", target, "--draft-model", fresh]
-        words += ["--data", rows, "--output", tmp_path / "run", "--requests", 160]
+        words = ["--server", server.url, "--target", repeating, "--draft-model", untrained]
+        words += ["--data", random_rows, "--output", tmp_path / "run", "--requests", 160]
         keys = [
             "train.lr=3e-3",
             "train.warmup_steps=5",
@@ -119,8 +92,7 @@ def test_a_draft_follows_the_traffic_of_a_server(
         after = replica.acceptance()
         assert after.acceptance_length > before.acceptance_length + 0.05
 
-    own = hf_engine.generate(prompts[:40], SamplingParams(max_new_tokens=NUM_TOKENS, stop_at_eos=False))
-    assert [list(one.token_ids) for one in own] == answers[:40]
+    assert answers_of(repeating, prompts[:40], NUM_TOKENS) == answers[:40]
     log = server.log.read_text()
     for kept in (prompts[0], answers[0][:8]):
         assert ", ".join(map(str, kept)) not in log
@@ -128,20 +100,9 @@ def test_a_draft_follows_the_traffic_of_a_server(
 
 @pytest.mark.slow
 def test_it_starts_a_vllm_with_the_fresh_draft_and_ends_it(
-    vllm_environment, target, rows, tmp_path, monkeypatch
+    vllm_environment, repeating, random_rows, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.delenv("SPEC_TEST_FORKS")  # it starts its processes as a user's does
     arguments = "--max-model-len 256 --tokens-only --gpu-memory-utilization 0.1"
-    words = ["--serve", "vllm", "--target", target, "--data", rows, "--output", tmp_path / "run"]
+    words = ["--serve", "vllm", "--target", repeating, "--data", random_rows, "--output", tmp_path / "run"]
     follows_its_own_server([*map(str, words), f"follow.serve.arguments={arguments}"], tmp_path / "run", ask)
-
-
-@pytest.fixture
-def hf_engine(target) -> Iterator[Any]:
-    from spec_backend_cpu.backend import CpuBackend
-    from spec_core import EngineContext
-    from spec_engine_hf.engine import HfConfig, HfEngine
-
-    context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
-    with HfEngine.create(HfConfig(), read_target(target), context) as engine:
-        yield engine

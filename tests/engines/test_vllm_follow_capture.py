@@ -51,12 +51,11 @@ def until(condition: Callable[[], Any], process: subprocess.Popen[bytes], log: P
 @pytest.mark.slow
 @pytest.mark.timeout(2 * START_S)
 def test_a_vllm_captures_what_hf_does_and_a_killed_command_leaves_none(
-    spawning, make_target, tmp_path, monkeypatch
+    spawning, repeating, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, draft_server.TOKEN)
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')
-    target = make_target("llama", hidden_size=64, head_dim=32, initializer_range=0.1)
-    words = [f"target={target}", "draft.num_steps=3", "draft.layers=[1,2]", "data.eval_samples=0"]
+    words = [f"target={repeating}", "draft.num_steps=3", "draft.layers=[1,2]", "data.eval_samples=0"]
     (tmp_path / "row.jsonl").write_text('{"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 1]}\n')
     fresh = [f"data.path={tmp_path / 'row.jsonl'}", f"output={tmp_path / 'fresh'}", "train.steps=1"]
     assert run(["train", *words, *fresh, "train.lr=1e-9"]) == 0
@@ -80,10 +79,10 @@ def test_a_vllm_captures_what_hf_does_and_a_killed_command_leaves_none(
         ]
 
     reference, output, log = tmp_path / "hf", tmp_path / "vllm", tmp_path / "log"
-    with draft_server.serving(target, draft, live_server.__file__, 0) as url:
+    with draft_server.serving(repeating, draft, live_server.__file__, 0) as url:
         live_server.ask(url, prompts)
         assert run(follow(url, reference, f"follow.requests={NUM_REQUESTS}")) == 0
-    with draft_server.serving(target, draft, live_server.__file__, 0) as url:
+    with draft_server.serving(repeating, draft, live_server.__file__, 0) as url:
         answers = live_server.ask(url, prompts)["answers"]
         with log.open("wb") as errors:
             command = [*launching.program(), *follow(url, output, *VLLM)]

@@ -65,30 +65,34 @@ def lab(spawning: None, llama: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.timeout(2 * START_S)
 @pytest.mark.parametrize("on_policy", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_does_what_one_with_the_reference_engine_does(lab: Lab, on_policy: bool) -> None:
-    """It decodes, and pushes to the vLLM that does; another captures. Both stay from the first cycle to the last.
+    output = assert_runs_as_the_reference(lab, START_S, decode__on_policy=on_policy, **VLLM)
+    assert lengths(output)[-1] > lengths(output)[0] + 0.5
+    assert all(cycle["prefill_s"] > 0 for cycle in cycles(output)[:-1])
+    engine, decoder = ((output / "logs" / name).read_text() for name in ("engine-0.log", "decoder-0.log"))
+    assert "EngineCore" in engine
+    assert (engine.count("vLLM is up"), decoder.count("vLLM is up")) == (1, 1)
+    assert decoder.count("was pushed in") == 2
 
+
+def assert_runs_as_the_reference(lab: Lab, limit_s: float, **keys: object) -> Path:
+    """Train with an engine and with ``hf``; return the output of the first.
+
+    A run decodes, and pushes to the engine that does; another captures. Both stay from the first cycle to the last.
     On policy, the losses are equal only if both engines say of each token at which depth it was guessed.
     Held out is what it trains on: a target of random weights says nothing that could be learned elsewhere.
     """
-    with_vllm, reference = (lab.folder / f"{name}-{on_policy}" for name in ("vllm", "hf"))
+    number = len(list(lab.folder.glob("engine-*")))
+    output, reference = lab.folder / f"engine-{number}", lab.folder / f"hf-{number}"
     few = lab.folder / "few.jsonl"
     few.write_text("".join((lab.folder / "rows.jsonl").read_text().splitlines(keepends=True)[1:9]))
-    keys = {"data__path": few, "data__eval_path": few, "decode__on_policy": on_policy, **DECODING}
-    lab.train(with_vllm, timeout_s=START_S, **keys, **VLLM)
-    lab.train_here(reference, **keys)
-    assert len(losses(with_vllm)) == STEPS
-    assert losses(with_vllm) == pytest.approx(losses(reference), rel=1e-3)
-    assert [cycle["draft_version"] for cycle in cycles(with_vllm)] == [0, STEPS // 2, STEPS]
-    assert lengths(with_vllm) == pytest.approx(lengths(reference), abs=0.1)
-    assert lengths(with_vllm)[-1] > lengths(with_vllm)[0] + 0.5
-    assert all(cycle["prefill_s"] > 0 for cycle in cycles(with_vllm)[:-1])
-    engine, decoder = ((with_vllm / "logs" / name).read_text() for name in ("engine-0.log", "decoder-0.log"))
-    assert "EngineCore" in engine
-    assert (engine.count("vLLM is up"), decoder.count("vLLM is up"), decoder.count("was pushed in")) == (
-        1,
-        1,
-        2,
-    )
+    data = {"data__path": few, "data__eval_path": few, **DECODING}
+    lab.train(output, timeout_s=limit_s, **data, **keys)
+    lab.train_here(reference, **data, decode__on_policy=keys["decode__on_policy"])
+    assert len(losses(output)) == STEPS
+    assert losses(output) == pytest.approx(losses(reference), rel=1e-3)
+    assert [cycle["draft_version"] for cycle in cycles(output)] == [0, STEPS // 2, STEPS]
+    assert lengths(output) == pytest.approx(lengths(reference), abs=0.1)
+    return output
 
 
 def cycles(output: Path) -> list[dict]:

@@ -22,6 +22,7 @@ import psutil
 
 from spec_trainer.cli import app as cli
 
+from ..distributions import write_distribution
 from .traps import Traps
 
 if TYPE_CHECKING:
@@ -64,10 +65,7 @@ def write_rows(file: Path) -> Path:
 
 def write_stranger(folder: Path) -> str:
     """Installs ``stranger.py`` as a third party's distribution; returns the PYTHONPATH that finds it."""
-    info = folder / "stranger-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(_STRANGER)
+    write_distribution(folder, "stranger", _STRANGER)
     return os.pathsep.join([str(folder), str(Path(__file__).parent / "stranger")])
 
 

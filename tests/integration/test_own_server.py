@@ -16,6 +16,7 @@ import pytest
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
+from ..distributions import write_distribution
 from . import draft_server, launching, live_server
 
 if TYPE_CHECKING:
@@ -34,11 +35,8 @@ failing = serving_engine:FailingEngine
 @pytest.fixture(autouse=True)
 def _environment(tmp_path, monkeypatch) -> None:
     """The plugin, installed as a distribution, and what the server of the tests reads."""
-    info = tmp_path / "site" / "serving_engine-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: serving-engine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(_ENTRY_POINTS)
-    found = [str(info.parent), str(Path(__file__).parent / "serving_engine"), str(_ROOT)]
+    site = write_distribution(tmp_path / "site", "serving-engine", _ENTRY_POINTS)
+    found = [str(site), str(Path(__file__).parent / "serving_engine"), str(_ROOT)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(found))
     monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, draft_server.TOKEN)
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')

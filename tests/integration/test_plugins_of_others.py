@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from ..distributions import write_distribution
 from .launching import losses, program
 
 if TYPE_CHECKING:
@@ -51,17 +52,11 @@ def _site(site: Path, *distributions: str) -> Path:
     for folder in map(OTHERS.joinpath, distributions):
         name = folder.name
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-        info = site / f"{name.replace('-', '_')}-{project['version']}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {project['version']}\n"
+        points = "".join(
+            f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in points.items())
+            for group, points in project["entry-points"].items()
         )
-        (info / "entry_points.txt").write_text(
-            "".join(
-                f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in points.items())
-                for group, points in project["entry-points"].items()
-            )
-        )
+        write_distribution(site, name, points, project["version"])
         package = name.replace("-", "_")
         (site / package).symlink_to(folder / "src" / package)
     return site

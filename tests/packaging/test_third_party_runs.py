@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ..distributions import write_distribution
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
@@ -29,14 +31,10 @@ def test_a_third_partys_draft_trains(train, run, clean_python, tiny_llama, rows,
 
 def test_a_run_asks_for_the_kernels_that_distributions_bring(run, clean_python, tiny_llama, rows, tmp_path):
     """A second kernel of the name of the third party's own is refused before training begins."""
-    info = tmp_path / "site" / "another_medusa-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: another-medusa\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[spec_core.kernels]\ncpu:medusa_residual = another_medusa:kernel\n"
-    )
+    points = "[spec_core.kernels]\ncpu:medusa_residual = another_medusa:kernel\n"
+    site = write_distribution(tmp_path / "site", "another-medusa", points)
     words = ["--target", tiny_llama, "--data", rows, "--draft", "medusa", "--output", tmp_path / "run"]
-    command, env = clean_python.parent / "spec-trainer", {**os.environ, "PYTHONPATH": str(info.parent)}
+    command, env = clean_python.parent / "spec-trainer", {**os.environ, "PYTHONPATH": str(site)}
     with pytest.raises(
         AssertionError,
         match=r"kernel 'cpu:medusa_residual' is provided by another-medusa 1\.0 and spec-draft",

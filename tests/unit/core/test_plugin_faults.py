@@ -11,6 +11,8 @@ import pytest
 from spec_core.errors import EngineError
 from spec_core.plugin_faults import raised_in
 
+from ...distributions import write_distribution
+
 APPLICATION = "host_application"
 
 
@@ -19,11 +21,8 @@ def installed(tmp_path, monkeypatch):
     """``installed(module, source, *names)``: a distribution with drafts called ``names``; returns its module."""
 
     def install(module: str, source: str, *names: str):
-        info = tmp_path / f"{module}-3.1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 3.1\n")
         points = "".join(f"{name} = {module}:Draft\n" for name in names)
-        (info / "entry_points.txt").write_text(f"[spec_core.drafts]\n{points}")
+        write_distribution(tmp_path, module, f"[spec_core.drafts]\n{points}", "3.1")
         return write(module, source)
 
     def write(module: str, source: str):

@@ -20,6 +20,8 @@ from spec_core.errors import (
     PluginUnavailable,
 )
 
+from ...distributions import write_distribution
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -41,12 +43,9 @@ def install(tmp_path, monkeypatch) -> Callable[..., Path]:
         distribution: str, source: str = GOOD, name: str = "planted", group: str = "backends"
     ) -> Path:
         module = distribution.replace("-", "_")
-        folder = tmp_path / distribution
-        info = folder / f"{module}-3.1.dist-info"
-        info.mkdir(parents=True)
+        points = f"[spec_core.{group}]\n{name} = {module}:Planted\n"
+        folder = write_distribution(tmp_path / distribution, distribution, points, "3.1")
         (folder / f"{module}.py").write_text(dedent(source))
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 3.1\n")
-        (info / "entry_points.txt").write_text(f"[spec_core.{group}]\n{name} = {module}:Planted\n")
         monkeypatch.syspath_prepend(folder)
         monkeypatch.delitem(sys.modules, module, raising=False)
         return folder
@@ -96,9 +95,7 @@ def test_missing_plugin_that_nobody_offers_comes_without_a_pip_line(monkeypatch)
 
 
 def test_package_without_the_plugin_yet_is_said_to_be_too_old(tmp_path, monkeypatch):
-    info = tmp_path / "spec_backend_cuda-0.0.7.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-backend-cuda\nVersion: 0.0.7\n")
+    write_distribution(tmp_path, "spec-backend-cuda", version="0.0.7")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     message = refusal(PluginNotFound, name="cuda")
     assert "spec-backend-cuda 0.0.7 is installed but does not provide it yet" in message
@@ -467,10 +464,7 @@ def test_two_distributions_with_one_name_are_both_named(install, kind, name, sou
 def test_what_was_installed_since_the_last_look_is_found(install):
     folder = install("spec-planted")
     assert plugins.find(Backend, "planted").owner == "spec-planted 3.1"
-    info = folder / "later-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: later\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[spec_core.backends]\nlater = spec_planted:Planted\n")
+    write_distribution(folder, "later", "[spec_core.backends]\nlater = spec_planted:Planted\n")
     assert plugins.find(Backend, "later").owner == "later 1.0"
     assert "spec_planted" in plugins.packages()
     sys.path.remove(str(folder))

@@ -13,6 +13,8 @@ import torch
 from spec_core.errors import ArtifactError, TargetError
 from spec_core.records import SamplingParams
 
+from ...distributions import write_distribution
+
 PLUGIN = '''
 import json
 import torch
@@ -79,12 +81,9 @@ PROMPT = (5, 17, 3)
 
 @pytest.fixture
 def table_plugin(tmp_path, monkeypatch):
-    site = tmp_path / "site"
-    info = site / "table_draft-1.0.dist-info"
-    info.mkdir(parents=True)
+    points = "[spec_core.drafts]\ntable = table_draft:TableDraft\n"
+    site = write_distribution(tmp_path / "site", "table-draft", points)
     (site / "table_draft.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: table-draft\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[spec_core.drafts]\ntable = table_draft:TableDraft\n")
     monkeypatch.syspath_prepend(site)
     importlib.invalidate_caches()
     yield site
@@ -133,10 +132,7 @@ def test_folder_that_no_draft_knows_lists_what_is_installed(table_plugin, open_e
 def test_broken_plugin_of_a_stranger_does_not_hide_the_others(
     table_plugin, open_engine, tiny_llama, tmp_path
 ):
-    info = table_plugin / "broken_draft-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-draft\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[spec_core.drafts]\nbroken = not_there:Draft\n")
+    write_distribution(table_plugin, "broken-draft", "[spec_core.drafts]\nbroken = not_there:Draft\n")
     engine = open_engine(tiny_llama)
     engine.load_draft(draft_folder(tmp_path, {"table": list(range(97))}))
     (tmp_path / "empty").mkdir()

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from ...distributions import write_distribution
+
 COMMAND = """
 from spec_trainer.cli import app
 app.run = lambda words: print(words, bool(__import__('torch')))
@@ -29,10 +31,7 @@ def python(tmp_path):
     backend, which wants ``wanted``."""
 
     def install(name, entry_points, source):
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(entry_points)
+        write_distribution(tmp_path, name, entry_points)
         (tmp_path / f"{name}.py").write_text(source)
 
     def call(code, *words, wanted):

@@ -18,6 +18,8 @@ from spec_weight_transports.collective import CollectiveTransport
 from spec_weight_transports.file import FileConfig
 from spec_weight_transports.ipc import IpcWeightTransport
 
+from ...distributions import write_distribution
+
 CPU = torch.device("cpu")
 
 
@@ -143,12 +145,8 @@ class BrokenTransport(IpcWeightTransport):
 
 
 def test_a_broken_transport_matters_only_to_whoever_names_it(monkeypatch, caplog, tmp_path):
-    info = tmp_path / "their_dist-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-dist\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[spec_core.weight_transports]\nbroken = broken_way:BrokenTransport\n"
-    )
+    points = "[spec_core.weight_transports]\nbroken = broken_way:BrokenTransport\n"
+    write_distribution(tmp_path, "their-dist", points)
     (tmp_path / "broken_way.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(tmp_path)
     line = r"weight transport 'broken' \(their-dist 1.0\) fails: KeyError: 'card'"

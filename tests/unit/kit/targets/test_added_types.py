@@ -11,6 +11,8 @@ import transformers
 from spec_core.errors import TargetError
 from spec_kit.targets import read_target, read_target_tensors
 
+from ....distributions import write_distribution
+
 RECURRENT_GEMMA = """
 from spec_core import TargetType
 
@@ -30,15 +32,11 @@ def add_type(tmp_path, monkeypatch):
     """``add_type(norm_tensor)``: installs a distribution that adds the type ``recurrent_gemma``."""
 
     def add(norm_tensor: str = "") -> None:
-        info = tmp_path / "site" / "spec_recurrent-1.0.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-recurrent\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(
-            "[spec_core.target_types]\nrecurrent_gemma = spec_recurrent:TYPE\n"
-        )
-        (info.parent / "spec_recurrent.py").write_text(RECURRENT_GEMMA.format(norm_tensor=norm_tensor))
+        points = "[spec_core.target_types]\nrecurrent_gemma = spec_recurrent:TYPE\n"
+        site = write_distribution(tmp_path / "site", "spec-recurrent", points)
+        (site / "spec_recurrent.py").write_text(RECURRENT_GEMMA.format(norm_tensor=norm_tensor))
         monkeypatch.delitem(sys.modules, "spec_recurrent", raising=False)
-        monkeypatch.syspath_prepend(info.parent)
+        monkeypatch.syspath_prepend(site)
 
     return add
 

@@ -15,6 +15,8 @@ from spec_trainer.configuration.run import PushConfig
 from spec_trainer.push import servers
 from spec_trainer.push.servers import check_servers, open_publisher, open_transports
 
+from ....distributions import write_distribution
+
 BUCKET = """
     from spec_core import WeightTransportConfig
     from spec_weight_transports.file import FileTransport
@@ -49,11 +51,8 @@ def test_where_workers_are_on_other_hosts_whoever_pushes_finds_out_whether_it_ca
 
 
 def test_an_option_of_a_third_partys_transport_may_be_called_folder_and_be_no_path(tmp_path, monkeypatch):
-    info = tmp_path / "bucket-1.0.dist-info"
-    info.mkdir()
     (tmp_path / "bucket.py").write_text(dedent(BUCKET))
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bucket\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[spec_core.weight_transports]\nbucket = bucket:Bucket\n")
+    write_distribution(tmp_path, "bucket", "[spec_core.weight_transports]\nbucket = bucket:Bucket\n")
     monkeypatch.syspath_prepend(tmp_path)
     push = PushConfig(transport=("bucket",), options={"bucket": {"folder": "s3://drafts"}})
     assert open_transports(reference_backend(), push)["bucket"].config.folder == "s3://drafts"

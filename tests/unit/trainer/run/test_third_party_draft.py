@@ -24,6 +24,8 @@ from spec_kit.targets import read_target
 from spec_trainer.run.draft_folder import check_export
 from spec_trainer.run.serving import serving_commands
 
+from ....distributions import write_distribution
+
 COUSIN = """
 from spec_core import Draft
 from spec_kit.drafting import architectures, read_config
@@ -79,10 +81,8 @@ def install(tmp_path, monkeypatch):
     site, modules = tmp_path / "site", []
 
     def make(kind, name, class_name, source):
-        info = site / f"{name}_plugin-1.0.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[spec_core.{kind}]\n{name} = {name}_plugin:{class_name}\n")
+        points = f"[spec_core.{kind}]\n{name} = {name}_plugin:{class_name}\n"
+        write_distribution(site, f"{name}-plugin", points)
         if source is not None:
             (site / f"{name}_plugin.py").write_text(source)
         modules.append(f"{name}_plugin")

@@ -9,6 +9,8 @@ import pytest
 
 from spec_trainer.cli.commands import plugins as plugin_table
 
+from .....distributions import write_distribution
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -49,10 +51,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     def install(*names: str) -> None:
         for name in names:
             (tmp_path / f"stranger_{name}.py").write_text(STRANGERS[name])
-            info = tmp_path / f"stranger_{name}-1.0.dist-info"
-            info.mkdir()
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: stranger-{name}\nVersion: 1.0\n")
-            (info / "entry_points.txt").write_text(f"[spec_core.backends]\n{name} = stranger_{name}:Plugin\n")
+            points = f"[spec_core.backends]\n{name} = stranger_{name}:Plugin\n"
+            write_distribution(tmp_path, f"stranger-{name}", points)
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
 

@@ -15,6 +15,7 @@ from PIL import Image
 from spec_kit.live_traffic import LiveRequests, LiveRequestsConfig
 from spec_trainer.cli.app import run
 
+from .....distributions import write_distribution
 from .streaming_server import NUM_DRAFT_TOKENS, streaming
 
 
@@ -186,12 +187,10 @@ class Ailing(HfEngine):
 def test_an_engine_beside_it_that_fails_is_named_and_passed_over(
     evaluate, bench, tmp_path, monkeypatch, caplog, failure
 ):
-    info = tmp_path / "site" / "ailing-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ailing\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[spec_core.engines]\nailing = ailing_engine:Ailing\n")
-    (info.parent / "ailing_engine.py").write_text(AILING.format(failure=failure))
-    monkeypatch.syspath_prepend(info.parent)
+    points = "[spec_core.engines]\nailing = ailing_engine:Ailing\n"
+    site = write_distribution(tmp_path / "site", "ailing", points)
+    (site / "ailing_engine.py").write_text(AILING.format(failure=failure))
+    monkeypatch.syspath_prepend(site)
     monkeypatch.delitem(sys.modules, "ailing_engine", raising=False)
     with streaming() as (url, _):
         code, out, _ = evaluate(*of_bench(url, bench))
