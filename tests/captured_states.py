@@ -1,24 +1,19 @@
 """Captures by an engine, received as a trainer receives them."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from spec_core import Engine, FeatureTransport
-    from spec_core.records import CaptureRequest, FeatureSchema
+from spec_core import Engine, Transport
+from spec_core.records import CaptureRequest, FeatureSchema
 
 LIMIT_S = 300.0
 WINDOW_BYTES = 1 << 28
 
 
 def captured(
-    engine: Engine, transport: FeatureTransport, schema: FeatureSchema, requests: Sequence[CaptureRequest]
+    engine: Engine, transport: Transport, schema: FeatureSchema, requests: Sequence[CaptureRequest]
 ) -> list[torch.Tensor]:
     """Return each request's states, float32 on the CPU: [T, N, H]. Their ids and destinations are set here."""
     with transport.listen(schema, WINDOW_BYTES) as receiver:

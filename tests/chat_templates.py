@@ -1,15 +1,10 @@
 """ChatML, a chat template like Qwen3's, conversations that use all of it, and a tokenizer of bytes."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

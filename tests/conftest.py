@@ -1,7 +1,5 @@
 """Fixtures for every test: tiny random targets, saved as Hugging Face folders, built once per session."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import os

@@ -1,11 +1,6 @@
 """Distributions that Python finds as if they were installed."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 def write_distribution(site: Path, name: str, entry_points: str = "", version: str = "1.0") -> Path:

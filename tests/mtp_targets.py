@@ -1,20 +1,15 @@
 """Tiny targets that ship with an MTP head with experts: their config.json, and a random head under their names."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from spec_core import TargetSpec
+from spec_core import TargetSpec
 
 CONSTANT = "e_score_correction_bias"
 """How the names of the router's constants end, which are not trained."""

@@ -1,7 +1,5 @@
 """The quickstart's target has two domains, too: prose, which is the old one, and code, which is the new one."""
 
-from __future__ import annotations
-
 import random
 
 from tokenizers import Tokenizer

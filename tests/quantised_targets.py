@@ -1,18 +1,12 @@
 """Targets with quantised weights, and references of what engines compute with them."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor, nn
+from torch import Tensor, nn
 
 LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 LARGEST_INT8 = 127.0

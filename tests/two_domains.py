@@ -1,21 +1,16 @@
 """A target that has learnt two domains of text, drafts of both, and what a draft that follows has to reach."""
 
-from __future__ import annotations
-
 import json
 import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 import transformers
 
 from spec_trainer.cli import app as cli
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 DOMAINS = {"old": range(3, 50), "new": range(50, 97)}
 """Tokens of each domain: each token has one successor, in its domain."""

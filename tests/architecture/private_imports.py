@@ -4,8 +4,6 @@ Public are ``__all__`` of ``spec_core`` and of the packages below it in PACKAGES
 ``spec_core.errors`` and ``spec_core.records`` define. Modules are private: their names come from the package.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

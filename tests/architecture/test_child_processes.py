@@ -5,8 +5,6 @@ command begins, ``spawn_on`` for each worker; what these start inherits it. That
 as LIBRARIES says. Whole runs are traced in ``tests/integration``: their working directory is a folder of traps.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

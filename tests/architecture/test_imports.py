@@ -1,7 +1,5 @@
 """The import law, and what importing costs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

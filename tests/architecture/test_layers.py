@@ -1,7 +1,5 @@
 """A module that a string names (an entry, a process's program) is imported as surely as by a statement."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Core, the kit and the application hold no table of plugins: they name none, nor what only one plugin knows."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

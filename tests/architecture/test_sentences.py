@@ -1,7 +1,5 @@
 """Pages for users are written in short, plain sentences."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

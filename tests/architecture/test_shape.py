@@ -1,7 +1,5 @@
 """Rules about the sources that no linter knows."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Hardware is known in the backend packages alone: nothing else names a vendor's devices, libraries or attributes."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Docstrings open with a sentence or a noun, words have one meaning, and no public name stands twice."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Leave the long parts of the contracts here to targets of their own in the Makefile."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

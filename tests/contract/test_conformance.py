@@ -1,7 +1,5 @@
 """The suites cannot be hollowed out in silence, quote every clause of their contract, and notice planted faults."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

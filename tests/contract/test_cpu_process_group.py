@@ -1,7 +1,5 @@
 """The reference process group keeps the contract that it is the reference for."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

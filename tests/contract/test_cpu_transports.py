@@ -1,7 +1,5 @@
 """The two transports of the cpu backend: zero-copy in one process, shared memory between processes."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_kit.streams.inline_transport import InlineTransport

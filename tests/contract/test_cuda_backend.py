@@ -1,10 +1,8 @@
 """The cuda backend keeps the contract, on a machine with a GPU. (Without one: tests/unit/backend_cuda.)"""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -18,13 +16,11 @@ from spec_backend_cuda.attention import (
 )
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_backend_cuda.device_segment import DeviceSegment
+from spec_core import Backend
 from spec_core.errors import ConfigError
 from spec_testing import BackendSuite
 from spec_testing.backend_suite import _dense_attention
 from spec_testing.conformance import run_python
-
-if TYPE_CHECKING:
-    from spec_core import Backend
 
 AVAILABILITY = CudaBackend.probe()
 pytestmark = [

@@ -1,14 +1,13 @@
 """Features from GPU to GPU over NCCL: the transport's contract, deaths while a sample travels, and other work."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_core.errors import DeadlineExceeded, PeerLost
@@ -18,11 +17,6 @@ from spec_testing import TransportSuite
 from spec_testing.process_group_suite import joined
 from spec_testing.processes import Fault, Rank, run_ranks, watch_ranks
 from spec_testing.resources import settled_resources
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from torch import Tensor
 
 AVAILABILITY = CudaBackend.probe()
 NUM_DEVICES = CudaBackend.capabilities().num_devices

@@ -1,23 +1,17 @@
 """NCCL over a rendezvous: the contract with a GPU per rank, and the refusal of two ranks on one."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Generator
 
 import pytest
 import torch
 
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
+from spec_core import ProcessGroup, Rendezvous
 from spec_core.errors import ConfigError
 from spec_testing import ProcessGroupSuite
 from spec_testing.process_group_suite import joined
 from spec_testing.processes import Rank, run_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from spec_core import ProcessGroup, Rendezvous
 
 AVAILABILITY = CudaBackend.probe()
 NUM_DEVICES = CudaBackend.capabilities().num_devices

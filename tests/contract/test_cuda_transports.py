@@ -1,26 +1,20 @@
 """Features between processes of one GPU: the transport's contract, and the order of work on the device."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Generator
 
 import pytest
 import torch
 
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
+from spec_core import Transport
 from spec_core.errors import PeerLost, RunError
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
 from spec_testing import TransportSuite
 from spec_testing.processes import Fault, Rank, run_ranks, watch_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from spec_core import Transport
 
 AVAILABILITY = CudaBackend.probe()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not AVAILABILITY.ok, reason=AVAILABILITY.reason)]

@@ -1,7 +1,5 @@
 """The weight transports keep their contract on GPUs: over the memory of one, through the host, and over NCCL."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

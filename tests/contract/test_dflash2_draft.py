@@ -1,16 +1,10 @@
 """DFlash2 keeps the contract of drafts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from spec_core import Draft
 from spec_draft_dflash2.draft import DFlash2Draft
 from spec_testing import DraftSuite
-
-if TYPE_CHECKING:
-    from spec_core import Draft
 
 
 class TestDFlash2Draft(DraftSuite):

@@ -1,16 +1,10 @@
 """DFlash keeps the contract of drafts, with every kind of layer and every loss."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from spec_core import Draft
 from spec_draft_dflash.draft import DFlashDraft
 from spec_testing import DraftSuite
-
-if TYPE_CHECKING:
-    from spec_core import Draft
 
 MIXED = {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 4, "loss": "soft"}
 

@@ -1,16 +1,10 @@
 """DSpark keeps the contract of drafts, with every kind of head."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from spec_core import Draft
 from spec_draft_dspark.draft import DSparkDraft
 from spec_testing import DraftSuite
-
-if TYPE_CHECKING:
-    from spec_core import Draft
 
 GATED = {"markov_head": "gated", "confidence_with_markov": False}
 

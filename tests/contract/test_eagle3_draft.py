@@ -1,17 +1,10 @@
 """Eagle3 keeps the contract of drafts, plain and with every option that changes its tensors or its loss."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from spec_core import Draft
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_testing import DraftSuite
-
-if TYPE_CHECKING:
-    from spec_core import Draft
-
 
 MLA = {
     "attention": "mla",

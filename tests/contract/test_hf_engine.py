@@ -1,31 +1,30 @@
 """The hf engine keeps the contract of engines, against Transformers driven by hand."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from spec_core import DraftReplica, Engine, TargetSpec
+from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.targets import read_target
-from spec_kit.weight_sync import tensors_digest
-from spec_testing import DraftReplicaSuite, EngineImagesSuite, EngineSuite, SampleWithImages, draw_draft
+from spec_kit.weight_sync import Publisher, tensors_digest
+from spec_testing import (
+    DraftReplicaSuite,
+    EngineImagesSuite,
+    EngineSuite,
+    ReferenceTarget,
+    SampleWithImages,
+    draw_draft,
+)
 from spec_testing.draft_replica_suite import LIMIT_S, PROMPTS
 
 from ..seeing_targets import picture, samples_with_images
 from ..transformers_target import Transformer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from spec_core import DraftReplica, Engine, TargetSpec
-    from spec_core.engine import EngineContext
-    from spec_kit.weight_sync import Publisher
-    from spec_testing import ReferenceTarget
 
 
 class TestHfEngine(EngineSuite):

@@ -4,17 +4,12 @@ Each process of a test imports it, which takes seconds. So ``make test`` runs a 
 runs with those of ``fsdp``, which keeps all of it (``tests/unit/strategy_megatron``). All: ``make test-megatron``.
 """
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
+from spec_core import Strategy
 from spec_testing import StrategySuite
-
-if TYPE_CHECKING:
-    from spec_core import Strategy
 
 MegatronStrategy = pytest.importorskip("spec_strategy_megatron.strategy").MegatronStrategy
 if not MegatronStrategy.probe().ok:

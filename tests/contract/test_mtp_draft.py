@@ -1,27 +1,20 @@
 """The MTP draft keeps the contract of drafts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
+from spec_core import Draft, TargetSpec
 from spec_draft_mtp.draft import MtpDraft
 from spec_testing import DraftSuite
-from spec_testing.divided_step import SIZES, divided_steps
+from spec_testing.divided_step import SIZES, DividedStep, divided_steps
 from spec_testing.toy_target import toy_target
 
 from ..mtp_targets import write_config
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from spec_core import Draft, TargetSpec
-    from spec_testing.divided_step import DividedStep
 
 
 class TestMtpDraft(DraftSuite):

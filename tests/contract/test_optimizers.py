@@ -1,17 +1,13 @@
 """The optimizers keep their contract."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pytest
 
+from spec_core import Optimizer
 from spec_optimizers.adamw import AdamWOptimizer
 from spec_optimizers.muon import MuonOptimizer
 from spec_testing import OptimizerSuite
-
-if TYPE_CHECKING:
-    from spec_core import Optimizer
 
 
 class TestAdamW(OptimizerSuite):

@@ -1,16 +1,10 @@
 """P-EAGLE keeps the contract of drafts, in one segment and in several, with a whole and a reduced vocabulary."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from spec_core import Draft
 from spec_draft_peagle.draft import PEagleDraft
 from spec_testing import DraftSuite
-
-if TYPE_CHECKING:
-    from spec_core import Draft
 
 
 class TestPEagleDraft(DraftSuite):

@@ -4,17 +4,12 @@ Each test starts two actors, a Python that imports Ray each. So ``make test`` ru
 itself; what it has from ``spec_processes``, as ``local`` has, is left to ``make test-ray``.
 """
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
+from spec_core import Launcher
 from spec_testing import LauncherSuite
-
-if TYPE_CHECKING:
-    from spec_core import Launcher
 
 pytest.importorskip("ray")
 RayLauncher = pytest.importorskip("spec_launcher_ray.launcher").RayLauncher

@@ -1,7 +1,5 @@
 """The weight transports keep their contract on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_core import WeightTransportConfig

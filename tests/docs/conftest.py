@@ -1,7 +1,5 @@
 """A folder in which the commands of pages can be run."""
 
-from __future__ import annotations
-
 import pytest
 
 from ..made_once import made_once

@@ -3,8 +3,6 @@
 ``python tests/docs/fetch_targets.py DIR`` asks the registries that pip and npm are configured for.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

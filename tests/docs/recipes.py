@@ -1,7 +1,5 @@
 """The recipes of examples/, the config.json of their targets, and ``plan`` of a recipe."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The files of docs/launcher-ray.md for Slurm and Kubernetes: as far as can be seen without either."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

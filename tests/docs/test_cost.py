@@ -1,7 +1,5 @@
 """The table of docs/cost.md agrees with its formulas, the recipes, and transformers' models of the targets."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from math import prod

@@ -3,8 +3,6 @@
 The files are in the folder that SPEC_TEST_TARGETS names, where ``fetch_targets.py`` has written them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

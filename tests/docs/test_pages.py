@@ -1,7 +1,5 @@
 """Every command on a page is run in small, or planned and its like run by another test."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

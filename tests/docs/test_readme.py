@@ -1,7 +1,5 @@
 """Every command of the README is run as it stands, and what its pages say of files and packages is true."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each recipe of examples/ is short, and passes ``plan`` against the values of its target's own config.json."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

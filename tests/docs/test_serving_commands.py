@@ -1,7 +1,5 @@
 """The servers that pages start draft as the engines' plugins make their own programs draft."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

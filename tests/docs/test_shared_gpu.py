@@ -1,7 +1,5 @@
 """The table of docs/cuda.md about an 8B target on one GPU of 80 GB agrees with what ``plan`` computes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from math import prod

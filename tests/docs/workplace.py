@@ -1,17 +1,12 @@
 """The commands of pages, and a folder in which their placeholders exist: a target, chats, prompts, run.yaml."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from spec_trainer.cli.quickstart.corpus import Document
 from spec_trainer.cli.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, continuation_chat
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n\n" for n in range(40))
 

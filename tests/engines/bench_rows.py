@@ -1,12 +1,7 @@
 """A row of each benchmark, as the hub has them."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 ROWS = {
     "mt_bench": {"prompt_id": 1, "category": "math", "prompt": ["Who is it?", "Why so?"], "reference": []},

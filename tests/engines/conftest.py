@@ -1,15 +1,13 @@
 """Targets, trained drafts and shared vLLM processes for the tests with the real vLLM."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import shutil
 import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -26,9 +24,6 @@ from ..distributions import write_distribution
 from ..made_once import made_once
 from .forked_starts import forked_starts
 from .sharing import Pool, SharingEngine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 MAX_LENGTH = 200
 BATCH_TOKENS = 64

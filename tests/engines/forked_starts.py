@@ -4,8 +4,6 @@ The forked process is this process's child, as one that it had started: it becom
 moment this process adopts orphans.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -19,12 +17,10 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO, TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import IO
 
 from spec_engine_vllm.arguments import DEFAULT_ENVIRONMENT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 PROGRAM = "spec_engine_vllm.subprocess_main"
 _NEEDED = (

@@ -1,7 +1,5 @@
 """Runs ``spec-trainer follow --serve`` with a real engine, sends requests to the server and checks what is left."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -9,9 +7,10 @@ import random
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 
@@ -20,10 +19,6 @@ from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
 from ..integration import launching
 from .vllm_here import lives
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 START_S = 400
 NUM_REQUESTS = 160

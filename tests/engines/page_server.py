@@ -1,7 +1,5 @@
 """A server started by the command of docs/weight-sync.md, and the page's own push to it."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

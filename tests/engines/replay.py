@@ -1,31 +1,22 @@
 """Replays an answer: what our proposer guesses wherever an engine's drafter was asked."""
 
-from __future__ import annotations
-
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from spec_core import Engine
 from spec_core.records import SamplingParams
 from spec_engine_hf.decoding import DraftSource
 from spec_engine_hf.hf_model import HfModel
 from spec_kit.targets.target_reader import read_target
 
 from ..transformers_target import Transformer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from spec_core import Engine
-
-    from .conftest import Trained
-
+from .conftest import Trained
 
 NUM_DRAFT_TOKENS = 3
 

@@ -5,18 +5,14 @@
 them. So it tests the sampler alone: rounding in the server's dtype cannot fail it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from ..transformers_target import Transformer
+from ..transformers_target import Transformer
 
 
 def kolmogorov_distances(

@@ -7,9 +7,11 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,14 +25,10 @@ from spec_kit.targets import read_target
 from spec_trainer.cli.app import run
 
 from ..transformers_target import Transformer
+from .conftest import Trained
+from .page_server import PageServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from .conftest import Trained
-    from .page_server import PageServer
-
     Asks = Callable[..., list[int] | None]
     """Asks a server with a prompt, and tells whether the client leaves early; None if it left before the answer."""
 

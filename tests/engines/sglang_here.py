@@ -4,26 +4,20 @@ Everything of SGLang runs but its kernel library, whose packages are CUDA builds
 stands in for it, and for two packages that SGLang imports for nothing that runs here.
 """
 
-from __future__ import annotations
-
 import os
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
+from spec_core import TargetSpec
 from spec_core.engine import EngineContext
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 
 from ..distributions import write_distribution
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from spec_core import TargetSpec
 
 RIG = Path(__file__).parents[1] / "rigs" / "fake_sgl_kernel"
 START = Path(__file__).parent / "rig_start"

@@ -1,26 +1,19 @@
 """Engines that share vLLM processes: a start takes 15 to 60 s, and most tests only need one that is there."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from spec_core import TargetSpec
+from spec_core.engine import EngineContext
 from spec_core.records import AcceptanceCounters
+from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
 from spec_engine_vllm.process import VllmProcess
-from spec_kit.hosting import SpeculativeMode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from spec_core import TargetSpec
-    from spec_core.engine import EngineContext
-    from spec_engine_vllm.config import VllmConfig
-    from spec_kit.hosting import Mode
-
+from spec_kit.hosting import Mode, SpeculativeMode
 
 MOST_IDLE = 3
 """vLLMs that no engine uses and that stay: each takes more than a GiB, and three workers run tests."""

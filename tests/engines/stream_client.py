@@ -1,16 +1,12 @@
 """Client of the streams that a rig opens in an engine's process (``rig_streams``), and what it measures."""
 
-from __future__ import annotations
-
 import http.client
 import threading
 import time
 from collections import defaultdict
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from typing import Self
 
 
 class Client:

@@ -1,7 +1,5 @@
 """The installed engines' own parsers read our exports: no engine is started, no weight is loaded."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,24 +1,19 @@
 """The commands of README.md and docs/serve.md, as a newcomer runs them: from a target and questions to a draft that a
 real vLLM serves, and whose guesses it accepts."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from .page_server import ServerProcess
 from .vllm_here import needs_vllm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("walk"), pytest.mark.timeout(900)]
 

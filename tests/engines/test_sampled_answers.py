@@ -1,8 +1,6 @@
 """The judge of sampled answers separates a wrong sampler from the rounding of logits."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +9,6 @@ from spec_testing.answer_checks import KOLMOGOROV_LIMIT
 
 from ..transformers_target import Transformer
 from .sampled_answers import kolmogorov_distances, own_distances
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROMPT, NUMBER, TEMPERATURE, LENGTH = [5, 3, 9, 11], 2000, 0.4, 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +28,6 @@ from .sglang_here import ARGS, needs_sglang, new_sglang, sglang_environment  # n
 from .weights_of_engines import assert_other_weights_are_noticed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from spec_engine_sglang.engine import SglangEngine
 
 pytestmark = [

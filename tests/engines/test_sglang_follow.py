@@ -1,7 +1,5 @@
 """An SGLang that a user has started keeps requests, and a draft follows them."""
 
-from __future__ import annotations
-
 import http.client
 import itertools
 import json
@@ -10,27 +8,23 @@ import shlex
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
-from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, LiveRequest
 from spec_trainer.cli.app import run
 
 from .own_server import follows_its_own_server
 from .page_server import PageServer, shell_block
 from .served_states import answers_of, captured
 from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from spec_kit.live_traffic import LiveRequest
 
 pytestmark = [
     *needs_sglang,

@@ -1,11 +1,12 @@
 """SGLang captures targets that see, against Transformers driven by hand."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from spec_core import Engine
+from spec_core.engine import EngineContext
 from spec_core.records import FeatureSchema
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
@@ -15,13 +16,6 @@ from spec_testing import EngineImagesSuite, SampleWithImages
 from ..made_once import made_once
 from ..seeing_targets import SEEING, picture, samples_with_images, save_seeing_target
 from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from spec_core import Engine
-    from spec_core.engine import EngineContext
 
 pytestmark = [
     *needs_sglang,

@@ -1,8 +1,6 @@
 """A whole training run whose engines are SGLang: one captures, another decodes and takes pushes."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +8,6 @@ from ..integration import launching
 from ..integration.launching import Lab
 from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
 from .test_vllm_runs import STEPS, assert_runs_as_the_reference
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     *needs_sglang,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import torch
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
-from spec_core.records import CaptureRequest, SamplingParams
+from spec_core.records import CaptureRequest, ImageSource, SamplingParams
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_engine_sglang.config import SglangConfig
@@ -31,11 +32,7 @@ from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a
 from .test_sglang_images import PATCH, SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from PIL import Image
-
-    from spec_core.records import ImageSource
 
     Pictures = Sequence[tuple[ImageSource, Image.Image]]
 

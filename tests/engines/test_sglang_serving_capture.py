@@ -1,10 +1,9 @@
 """An SGLang captures the states of the requests that it serves; a draft learns from them without a second target."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +13,6 @@ from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 from .page_server import PageServer, shell_block
 from .served_states import NUM_TOKENS, answered, assert_states_of_live_requests, follow_by_kept_states
 from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = [
     *needs_sglang,

@@ -5,16 +5,14 @@ SPEC_TEST_TEMPLATES name. For GLM-4.5, Kimi-K2 and Gemma 4 no package has the to
 with a token for each byte.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import transformers
@@ -29,9 +27,6 @@ from ..templates.agents import CONVERSATIONS, TOOLS
 from ..templates.samples import special_tokens
 from ..templates.server import SPECIAL_TOKENS
 from .vllm_here import needs_vllm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TARGETS, TEMPLATES = (os.environ.get(f"SPEC_TEST_{name}", "") for name in ("TARGETS", "TEMPLATES"))
 pytestmark = [

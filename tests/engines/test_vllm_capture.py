@@ -1,18 +1,18 @@
 """vLLM captures the states that Transformers computes."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import psutil
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
+from spec_core import FeatureReceiver
 from spec_core.errors import EngineError
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_engine_vllm.engine import VllmEngine
@@ -22,11 +22,6 @@ from spec_kit.targets.target_reader import read_target
 from ..transformers_target import Transformer
 from .conftest import BATCH_TOKENS, MAX_LENGTH
 from .vllm_here import lives, needs_vllm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from spec_core import FeatureReceiver
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 

@@ -1,7 +1,5 @@
 """Prompts are the token ids that vLLM's own chat endpoints make of the same conversations."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,25 +3,18 @@
 The tests share vLLM processes (``sharing.py``); what a real end leaves is in ``test_vllm_capture.py``.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from spec_core import Engine
+from spec_core.engine import EngineContext
 from spec_core.records import FeatureSchema
-from spec_testing import EngineSuite
+from spec_testing import EngineSuite, ReferenceTarget
 
 from ..transformers_target import Transformer
 from .vllm_here import needs_vllm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from spec_core import Engine
-    from spec_core.engine import EngineContext
-    from spec_testing import ReferenceTarget
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 

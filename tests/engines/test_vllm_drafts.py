@@ -1,9 +1,6 @@
 """vLLM serves a draft as it was exported: the same text, the same guesses, the same acceptance."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,13 +12,10 @@ from spec_kit.targets.target_reader import read_target
 from spec_testing.answer_checks import KOLMOGOROV_LIMIT
 
 from ..transformers_target import Transformer
-from .conftest import DRAFTS, NEW_TOKENS, NUM_DRAFT_TOKENS
+from .conftest import DRAFTS, NEW_TOKENS, NUM_DRAFT_TOKENS, Trained
 from .replay import Replay
 from .sampled_answers import kolmogorov_distances
 from .vllm_here import needs_vllm
-
-if TYPE_CHECKING:
-    from .conftest import Trained
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts")]
 

@@ -1,8 +1,6 @@
 """Evaluations by the real vLLM: benchmarks, loads that an HTTP client times, too, and drafts of other projects."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +18,6 @@ from .bench_rows import ROWS, write_rows
 from .conftest import NUM_DRAFT_TOKENS
 from .stream_client import Client
 from .vllm_here import needs_vllm
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts"), pytest.mark.timeout(900)]
 

@@ -1,13 +1,12 @@
 """A vLLM that a user has started keeps requests, and a draft follows them."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,10 +18,6 @@ from .own_server import follows_its_own_server
 from .served_states import answers_of
 from .test_vllm_updates import Server
 from .vllm_here import needs_vllm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 

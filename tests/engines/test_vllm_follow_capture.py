@@ -1,12 +1,12 @@
 """``follow`` captures with a vLLM of its own: the draft learns what it learns from features of ``hf``."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,10 +18,6 @@ from spec_trainer.cli.app import run
 from ..integration import draft_server, launching, live_server
 from .conftest import VLLM_ARGS
 from .vllm_here import lives, needs_vllm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 

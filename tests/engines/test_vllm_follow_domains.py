@@ -1,11 +1,10 @@
 """The traffic of a vLLM changes from one domain of text to another, prose and code say, and a draft follows it."""
 
-from __future__ import annotations
-
 import json
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,10 +23,6 @@ from ..two_domains import Lab, Regained
 from .test_vllm_follow import ask
 from .test_vllm_updates import Server
 from .vllm_here import needs_vllm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("domains"), pytest.mark.timeout(3600)]
 

@@ -1,7 +1,5 @@
 """vLLM's answers say at which depth each token was guessed, as a replay with our own proposer finds it."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from spec_core import Engine
+from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
 from spec_core.records import FeatureSchema
 from spec_testing import EngineImagesSuite, SampleWithImages
@@ -28,11 +32,6 @@ from .conftest import VLLM_ARGS
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from spec_core import Engine
-    from spec_core.engine import EngineContext
     from spec_engine_vllm.config import VllmConfig
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("images")]

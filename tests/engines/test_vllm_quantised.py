@@ -1,15 +1,14 @@
 """vLLM captures the states of a target with quantised weights: those by which it serves."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
@@ -18,11 +17,6 @@ from spec_kit.targets.target_reader import read_target
 from ..quantised_targets import distance, write_dequantised
 from ..transformers_target import Transformer
 from .vllm_here import needs_vllm
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 

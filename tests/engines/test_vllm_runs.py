@@ -1,25 +1,18 @@
 """Whole training runs whose engine is vLLM, seen from outside."""
 
-from __future__ import annotations
-
 import json
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from ..integration import launching
-from ..integration.launching import Lab, losses
+from ..integration.launching import Lab, Run, losses
 from ..integration.leftovers import assert_nothing_left, belongings
 from .conftest import VLLM_ARGS
 from .vllm_here import lives, needs_vllm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ..integration.launching import Run
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 

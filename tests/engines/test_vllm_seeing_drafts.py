@@ -1,18 +1,18 @@
 """vLLM's server drafts for targets that see: the text without the draft, and the guesses of our proposer."""
 
-from __future__ import annotations
-
 import json
 import random
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from spec_core.records import CaptureRequest
+from spec_core.records import CaptureRequest, ImageSource
 from spec_engine_vllm.engine import VllmEngine
 from spec_kit.drafting.draft_folder import recognise
 from spec_kit.targets.target_reader import read_target
@@ -26,12 +26,7 @@ from .replay import Replay
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from PIL import Image
-
-    from spec_core.records import ImageSource
 
     Pictures = list[tuple[ImageSource, Image.Image]]
 

@@ -1,12 +1,11 @@
 """``evaluate --server`` of two real vLLM servers on the CPU, one with a draft and one without."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +14,6 @@ from spec_trainer.cli.app import run
 from .conftest import MAX_LENGTH, NEW_TOKENS, NUM_DRAFT_TOKENS
 from .page_server import ServerProcess
 from .vllm_here import needs_vllm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states"), pytest.mark.timeout(900)]
 

@@ -1,11 +1,11 @@
 """A vLLM captures the states of the requests that it serves, and a draft learns from them without a second target."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +24,6 @@ from .served_states import (
     random_prompts,
 )
 from .vllm_here import needs_vllm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 

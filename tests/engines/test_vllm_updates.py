@@ -1,42 +1,32 @@
 """Fresh weights reach the draft of a vLLM that serves: one that a run has started, and one that a user has."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from spec_backend_cpu.backend import CpuBackend
+from spec_core import Engine, WeightTransport
 from spec_core.errors import EngineError
 from spec_core.records import SamplingParams
 from spec_engine_vllm.engine import VllmEngine
 from spec_kit.hosting import HttpReplica
 from spec_kit.targets import read_target
-from spec_kit.weight_sync import Publisher, open_weight_transports
+from spec_kit.weight_sync import Publisher, PublishReport, open_weight_transports
 
-from .conftest import NUM_DRAFT_TOKENS
+from .conftest import NUM_DRAFT_TOKENS, Trained
 from .page_server import PageServer, shell_block
 from .vllm_here import needs_vllm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from spec_core import Engine, WeightTransport
-    from spec_kit.weight_sync import PublishReport
-
-    from .conftest import Trained
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("updates")]
 

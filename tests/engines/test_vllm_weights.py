@@ -1,7 +1,5 @@
 """A run with the real vLLM notices that vLLM has loaded another head or embedding than the trainer reads."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_engine_vllm.config import VllmConfig

@@ -1,7 +1,5 @@
 """Parts shared by all modules of tests that start the real vLLM."""
 
-from __future__ import annotations
-
 import psutil
 import pytest
 

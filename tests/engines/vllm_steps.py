@@ -3,12 +3,12 @@
 So a token of an answer shows which step has yielded it, and the worker knows how many guesses that step verified.
 """
 
-from __future__ import annotations
-
+import random
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from vllm import SamplingParams
@@ -21,10 +21,6 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from spec_engine_vllm.guess_depths import SCHEDULER, guess_depths_of
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 BLOCK = 16
 GUESSES = 3

@@ -3,8 +3,6 @@
 Both are JSON lists. In a process of its own: importing vLLM changes the one that does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

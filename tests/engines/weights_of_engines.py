@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from spec_core import Engine, TargetSpec
 from spec_core.errors import TargetError
 from spec_core.records import FeatureSchema
 from spec_kit.targets import check_same_weights, read_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from torch import Tensor
-
-    from spec_core import Engine, TargetSpec
 
 
 def with_left_over_file(target: Path, folder: Path, name: str) -> Path:

@@ -1,15 +1,10 @@
 """Cases of ``evaluate --bench``: names that lead elsewhere, and rows whose fields are odd."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+import random
+from pathlib import Path
 
 from .damage import ODD_VALUES
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 _ROWS = {
     "gsm8k": {"question": "How many?", "answer": "It is #### 2"},

@@ -1,20 +1,16 @@
 """Cases: something of the material damaged, and a command that reads it; and what every command promises."""
 
-from __future__ import annotations
-
 import json
+import random
 import re
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from . import benches, damage, material, numbers, outputs, run_directories, servers, special_files
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 LONGEST_LINE = 2_000
 LONGEST_S = 60

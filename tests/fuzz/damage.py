@@ -1,15 +1,11 @@
 """Ways to damage a file, drawn from a seeded generator."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-    from pathlib import Path
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 ODD_VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 3.5, -0.0, 1e308, 2**31, 2**63, 10**400, "", "x", "0", "true", "\x1b[31mred",

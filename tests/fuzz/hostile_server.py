@@ -3,20 +3,16 @@
 The path of a request draws the answer, so that a case can be told by its address. It ends with its standard input.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
 
 HELD_S = 45
 """Longest time for which a connection is kept busy, or silent."""

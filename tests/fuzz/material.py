@@ -1,14 +1,9 @@
 """Sound files for cases to damage: a tiny target with its tokenizer, data, drafts, features and a configuration."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 VOCAB = 300
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]

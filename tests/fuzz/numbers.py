@@ -1,15 +1,11 @@
 """Absurd numbers under every key of a configuration: ``plan`` ends in one line, in bounded memory and time."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, get_args
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
 
 import pydantic
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NUMBERS = [
     "100000000",

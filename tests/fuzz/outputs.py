@@ -1,15 +1,10 @@
 """Cases in which a command is to write into something special: a device, a pipe, a link, the file that it reads."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+import random
+from pathlib import Path
 
 from . import material
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 _PLACES = ["/proc/fuzz", "/proc/self/fuzz", "/sys/fuzz", "/dev/null", "/dev/null/fuzz", "/dev/full", "."]
 

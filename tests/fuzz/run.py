@@ -4,8 +4,6 @@ Prints every case in which a command did not keep its promise, and a table. A pr
 what it has when it begins. Exits with 1 where a promise was broken.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,17 +1,12 @@
 """Run directories from elsewhere: damaged, forged with fitting digests, linked; then resumed or exported."""
 
-from __future__ import annotations
-
 import json
+import random
 import shutil
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from . import damage, material, special_files
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 MARKUP = "<img src=x onerror=alert(1)>'\"<script>"
 _BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -1,16 +1,11 @@
 """Cases in which ``serving`` or ``push`` talks to a hostile server, whose answers are drawn from its address."""
 
-from __future__ import annotations
-
 import atexit
 import functools
+import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import random
 
 ENVIRONMENT = {"SPEC_DRAFT_TOKEN": "of the test"}
 TIMEOUTS_S = [0.2, 0.2, 0.5, 2]

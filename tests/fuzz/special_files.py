@@ -1,15 +1,10 @@
 """Special files under any name that a command opens: pipes, devices, vast files, loops of links, folders."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+import random
+from pathlib import Path
 
 from . import material
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 _ENDS = [".json", ".jinja", ".model", ".txt", ".tiktoken", ".safetensors", ".jsonl", ".parquet", ".jsonl.gz"]
 _KNOWN = [

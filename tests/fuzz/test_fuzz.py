@@ -1,7 +1,5 @@
 """Damage of every kind, some dozens of times; ``make test-soak`` does these and some thousands more."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -4,12 +4,10 @@ before and after.
 ``SPEC_TEST_BACKEND=cpu`` runs what does not need a GPU on the cpu backend, to try the tests themselves.
 """
 
-from __future__ import annotations
-
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +15,6 @@ from spec_backend_cuda.backend import CudaBackend
 
 from ..integration import launching
 from .device_state import device_state
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
 BACKEND = os.environ.get("SPEC_TEST_BACKEND", "cuda")

@@ -8,11 +8,9 @@ why, and leaves nothing; the same command goes on from the last checkpoint.
 The tests share one directory: each resumes what the fault before it has left. Any of them also works alone.
 """
 
-from __future__ import annotations
-
 import json
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -21,9 +19,6 @@ from ..integration.launching import Lab, Run, assert_trained_exactly_once, losse
 from ..integration.leftovers import Belongings, assert_fails, assert_nothing_left, belongings
 from .conftest import BACKEND, LONG_TOKENS
 from .device_state import mps_processes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PEER_S = 10
 """More than the longest time that a compilation of a kernel stops every thread of a process."""

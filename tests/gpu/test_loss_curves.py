@@ -6,12 +6,11 @@ is installed: the same loss curve.
     pytest tests/gpu/test_loss_curves.py
 """
 
-from __future__ import annotations
-
 import json
 import random
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +18,6 @@ from spec_core import Engine, plugins
 
 from ..integration.launching import Lab, losses
 from .conftest import NUM_GPUS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 STEPS = 50
 Curve = list[float]

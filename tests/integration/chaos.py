@@ -11,8 +11,6 @@ is named in the output of the run or in ``logs/replacements.jsonl``, every sampl
 weights are those of a run that nothing disturbed, bit for bit, and nothing is left. Exit code 1 if not.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

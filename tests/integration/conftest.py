@@ -1,22 +1,16 @@
 """Fixtures of the tests that run whole commands, in this process and as processes of their own."""
 
-from __future__ import annotations
-
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from spec_trainer.cli.app import run
 
 from . import launching
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CommandLine = Callable[..., "Outcome"]
 

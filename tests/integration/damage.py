@@ -1,18 +1,13 @@
 """Damages files of a run directory between two commands, and knows what the next command must say of that."""
 
-from __future__ import annotations
-
 import json
+import random
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from spec_trainer.training.checkpoint.folder import finished
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 WHOLE = 3
 """Whole checkpoints of which the newest one may be damaged: after two of them are swapped one is left."""

@@ -7,8 +7,6 @@ GET ``/stream`` sends each answer when it is there, with the draft that it names
 After GET ``/hang`` it takes connections and answers nothing.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 import os
@@ -17,27 +15,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from spec_core import Engine, EngineContext, UpdateId, UpdateRequest, plugins
 from spec_core.errors import SpecError
-from spec_core.records import SamplingParams
+from spec_core.records import AcceptanceCounters, Generation, SamplingParams
 from spec_kit.hosting import AnswerCounts, AnswerRounds
 from spec_kit.targets import read_target
 from spec_testing.reference import reference_backend
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from spec_core import Generation
-    from spec_core.records import AcceptanceCounters
 
 TOKEN = "the secret of the test"
 ARGUMENTS = {"prepare": UpdateRequest, "commit": UpdateId, "abort": UpdateId, "revert": UpdateId}

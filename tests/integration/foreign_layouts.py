@@ -1,17 +1,13 @@
 """Exported drafts in the layouts of other projects: the same tensors, as their trainers write the folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 
 from spec_kit.targets import read_target, read_target_tensors
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def as_speculators(draft: Path, target: Path, output: Path, **changed: object) -> Path:

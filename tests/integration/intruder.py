@@ -5,8 +5,6 @@ names, ``tcp`` ports, ``pids``; each is answered by an empty line. When the inpu
 of it all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -15,8 +15,6 @@ everywhere. The last lines are the table of ``docs/weight-sync.md``. Exit code 1
 a version had two digests, ``serving`` said what is not so, or the next push failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json
@@ -28,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +34,8 @@ from functools import partial
 from http.client import HTTPConnection
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import spec_kit.hosting
 import spec_kit.weight_sync
@@ -47,10 +47,6 @@ from spec_trainer.cli.commands import push as push_command
 
 from . import draft_server, launching
 from .chaos import make_target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType
 
 LIMIT_S = 120
 """Longest time of one command, on a machine that is busy with other things."""

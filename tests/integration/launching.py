@@ -12,11 +12,12 @@ import sys
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import psutil
 
@@ -24,9 +25,6 @@ from spec_trainer.cli import app as cli
 
 from ..distributions import write_distribution
 from .traps import Traps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 START_S = 120.0
 """Longest time for a run to be up and training, on a machine that is busy with other things."""

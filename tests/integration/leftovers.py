@@ -1,17 +1,14 @@
 """Processes, sockets and memory that a run holds while it lives, and must not leave behind."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
-if TYPE_CHECKING:
-    from .launching import Run
+from .launching import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,6 @@ the last look. What it keeps is what ``SPEC_LIVE_REQUESTS`` says, labelled by pa
 the other headers and the fields of a request, which this protocol has not.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -20,18 +18,17 @@ from functools import partial
 from http.client import HTTPConnection
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 try:
     from . import draft_server
 except ImportError:  # as a program
     import draft_server
 
+from collections.abc import Iterator
+
 from spec_core.records import FeatureSchema
 from spec_kit.live_traffic import LiveRequests, LiveRequestsConfig, ServerMetrics, StateRows, StatesRange
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LAYERS = (1, 2, 3)
 """Layers whose states the server captures, besides the final norm's input."""

@@ -10,8 +10,6 @@ and the largest figure of the first half of the cycles, without a tenth in which
 Exit code 1 if a median grew: the largest figure also has a checkpoint that is written at the moment of a look.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -20,10 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import psutil
 
@@ -32,9 +30,6 @@ from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
 from . import draft_server, launching, live_server
 from .chaos import make_target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 LIMIT_S = 180
 """Longest time of one cycle, on a machine that is busy with other things."""

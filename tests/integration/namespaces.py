@@ -1,25 +1,21 @@
 """Hosts of a Ray cluster on one machine: network namespaces with addresses of their own, on one bridge."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from spec_testing.limits import patient
 
 from .launching import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _RAY = Path(sys.executable).with_name("ray")
 _PACKAGES = {"ip": "iproute2", "unshare": "util-linux"}

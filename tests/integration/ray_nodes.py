@@ -1,18 +1,14 @@
 """A Ray cluster of several nodes on this machine, each with an address of its own, that die and come back."""
 
-from __future__ import annotations
-
 import os
 import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _MARKER = "SPEC_TEST_CLUSTER"
 """Environment variable of everything that the nodes start."""

@@ -1,10 +1,8 @@
 """A draft that learnt an agent's calls guesses them; one that learnt the answers behind them alone does not."""
 
-from __future__ import annotations
-
 import json
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +11,6 @@ import transformers
 from spec_trainer.cli import app as cli
 
 from ..chat_templates import thinking_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 CITIES = ("Oslo", "Rome", "Lima", "Bonn", "Kiev", "Baku", "Doha", "Riga")

@@ -1,22 +1,17 @@
 """Bad input: exit code 2, one line that says what to do, nothing created. Every case is one that people produce."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from spec_backend_cuda.backend import CudaBackend
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROW = json.dumps({"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 1]}) + "\n"
 CHAT = (

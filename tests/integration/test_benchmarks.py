@@ -1,7 +1,5 @@
 """``trainer_step`` runs at toy size and prints one JSON document."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The canary over what a server of vLLM counts: diverged and sane versions, one right after the other, under load."""
 
-from __future__ import annotations
-
 import random
 import time
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Thinking on and off, a template of one's own: the same through train, regenerate and evaluate, or refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands, one after the other, as a person types them: train, resume, export, evaluate, and what they print."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,8 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -19,10 +19,6 @@ from safetensors.torch import load_file, save_file
 from spec_trainer.cli.app import run
 
 from .launching import last_step, losses, metrics, started, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 STEPS = 12
 PROMPTS = 5

@@ -1,12 +1,10 @@
 """Runs that train on what their own engine decodes, on a target of the quickstart's kind, made smaller."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,9 +20,6 @@ from spec_trainer.run.records import MeasurementRow, read_records
 from spec_trainer.workers.decoded_folder import DecodedFolder
 
 from . import launching
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EVERY, STEPS = 10, 30
 SIZE = quickstart.QuickstartSize(

@@ -1,7 +1,5 @@
 """A draft folder that cannot be evaluated is refused before any engine starts, each flaw with a line of its own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -5,14 +5,12 @@ The tests share one directory: each resumes what the fault before it has left, a
 of them the draft is bitwise the one of a run that nothing has disturbed. Any of them also works alone.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -27,9 +25,6 @@ from .launching import (
     newest_checkpoint,
 )
 from .leftovers import Belongings, assert_nothing_left, belongings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PEER_S = 3
 FILE_LIMIT = 100 << 10

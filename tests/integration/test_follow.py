@@ -1,7 +1,5 @@
 """A draft follows the traffic of a server, on a target that has two domains of text."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -14,10 +12,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -35,9 +34,6 @@ from spec_trainer.live.retention import RetainedRequests
 from .. import two_domains
 from ..two_domains import DOMAINS, Regained, prompts
 from . import draft_server, launching, live_server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 TOO_LARGE = 2

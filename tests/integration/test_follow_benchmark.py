@@ -1,7 +1,5 @@
 """``follow_serving`` computes its figures from the times of tokens, and a shallow target answers as its rows say."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -1,9 +1,8 @@
 """Training with products in fp8: gradients near those without, and runs that resume to the bit."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,17 +11,11 @@ from spec_core import plugins
 from spec_core.draft import Draft
 from spec_core.kernels import no_kernel
 from spec_kit.layers import Fp8Layers, use_fp8_head
-from spec_testing.draft_workbench import LENGTHS, build
+from spec_testing.draft_workbench import LENGTHS, Workbench, build
 from spec_testing.toy_target import toy_batch, toy_target
 from spec_trainer.cli.app import run
 
 from .launching import losses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from spec_testing.draft_workbench import Workbench
 
 BLOCKS = {"block_size": 4, "num_layers": 2, "num_features": 3}
 DRAFTS: dict[str, dict[str, object]] = {

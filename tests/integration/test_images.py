@@ -1,12 +1,10 @@
 """Runs on a target that sees: every draft trains on rows with pictures, with an engine and from features."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
 from io import BytesIO
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +17,6 @@ from spec_trainer.cli.app import run
 
 from ..seeing_targets import ALL_SEEING, IMAGE_ID, SEEING
 from .launching import losses
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS = 12
 

@@ -1,7 +1,5 @@
 """``initial_weights`` runs at toy size and prints one JSON document."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,24 +1,19 @@
 """Another user of the host does what he can while a run trains; it ends as if nobody were there."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from .launching import STEPS, Lab, Run, assert_bitwise_equal, losses
 from .leftovers import Belongings, assert_nothing_left, belongings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NOBODY = 65534
 LIMIT_BYTES = 1 << 30

@@ -1,11 +1,10 @@
 """How a global batch is cut must not show in the loss (one rule for all losses): whole runs, one process."""
 
-from __future__ import annotations
-
 import json
 import random
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,6 @@ from spec_trainer.cli.commands.train import run_training
 from spec_trainer.plan.resolve import resolve
 
 from .launching import losses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 STEPS = 30
 GROUP = (20, 20, 12, 12)

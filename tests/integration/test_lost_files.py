@@ -1,22 +1,16 @@
 """A run loses what it has written: it ends, says so, and puts nothing where its directory was."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from spec_trainer.base.progress import StepProgress
 
+from .conftest import CommandLine
+from .launching import Lab
 from .leftovers import EXTRA_S, assert_fails, belongings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .conftest import CommandLine
-    from .launching import Lab
 
 PROFILED = [1, 2, 3]
 

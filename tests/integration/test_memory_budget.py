@@ -1,19 +1,15 @@
 """Memory of a shared device, with a stranger's backend whose memory is known (stranger.py): 1 GiB, of which a process
 takes 64 MiB besides what it is limited to."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .conftest import CommandLine
-    from .launching import Lab
+from .conftest import CommandLine
+from .launching import Lab
 
 LIMITED = {"backend__name": "limited", "placement__kind": "colocated"}
 MIB = 1 << 20

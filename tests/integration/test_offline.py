@@ -1,24 +1,20 @@
 """Features captured once, interrupted at any moment, then trained from: the losses of the run with an engine."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spec_trainer.cli.app import run
 
 from .launching import losses, metrics, started, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SAMPLES, HELD_OUT = 120, 12
 TOKENS = (9, 16)

@@ -1,7 +1,5 @@
 """One configuration file for all hardware: only ``--backend`` differs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,14 +1,12 @@
 """``spec-trainer follow --serve ENGINE`` starts a server, starts it again, and leaves nothing of it behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import signal
 import socket
+import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -18,11 +16,7 @@ from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
 from ..distributions import write_distribution
 from . import draft_server, launching, live_server
-
-if TYPE_CHECKING:
-    import subprocess
-
-    from .conftest import CommandLine
+from .conftest import CommandLine
 
 _ROOT = Path(__file__).parents[2]
 _ENTRY_POINTS = """\

@@ -1,7 +1,5 @@
 """No data is code: whatever a folder or file holds, no command runs it. Each payload would make a file."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -9,8 +7,8 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +16,6 @@ from spec_trainer.cli.app import run
 
 from ..chat_templates import byte_tokenizer
 from .traps import Traps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 KEYS = {"train.global_batch_tokens": 64, "draft.num_steps": 2, "train.save_every": 1}

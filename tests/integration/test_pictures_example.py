@@ -1,7 +1,5 @@
 """The example of examples/pictures at toy size: its draft is better than an untrained one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

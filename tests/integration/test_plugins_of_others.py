@@ -1,23 +1,18 @@
 """Broken plugins of others beside commands that do not name them change nothing; those that do end in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from ..distributions import write_distribution
 from .launching import losses, program
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 OTHERS = Path(__file__).parents[1] / "plugins"
 INSTALLED = (

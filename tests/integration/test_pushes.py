@@ -1,15 +1,13 @@
 """Pushes to running servers: by command, and from a run that trains; every server a process with live traffic."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +16,6 @@ from spec_kit.targets import read_target
 from spec_testing import draw_draft
 
 from . import draft_server, launching
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120

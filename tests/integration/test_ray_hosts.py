@@ -1,12 +1,11 @@
 """A run on three hosts of a Ray cluster that share no folder: network namespaces of this machine."""
 
-from __future__ import annotations
-
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,14 +13,8 @@ import pytest
 from spec_processes import WORKER_MODULE
 from spec_trainer.training.checkpoint.folder import check_whole
 
-from .launching import losses, newest_checkpoint, trained
+from .launching import Lab, Run, losses, newest_checkpoint, trained
 from .namespaces import RayHosts, ray_hosts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from .launching import Lab, Run
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.skipif("SPEC_TEST_ALL_OF_RAY" not in os.environ, reason="minutes: make test-ray")

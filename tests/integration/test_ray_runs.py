@@ -1,10 +1,8 @@
 """Whole runs by the launcher ray: the loss curve is that of ``local``, a killed actor ends the run with its name."""
 
-from __future__ import annotations
-
 import os
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,14 +11,9 @@ from spec_core.errors import ConfigError, RunError
 from spec_processes import WORKER_MODULE
 from spec_testing.launcher_suite import assert_soon, construct, is_running, toy
 
-from .launching import losses
+from .launching import Lab, losses
 from .leftovers import assert_fails, belongings
 from .ray_nodes import ray_nodes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .launching import Lab
 
 ray = pytest.importorskip("ray")
 RayLauncher = pytest.importorskip("spec_launcher_ray.launcher").RayLauncher

@@ -1,14 +1,13 @@
 """The target answers a file of prompts anew: every row once, in order, the same whatever interrupts it."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +15,6 @@ from spec_trainer.cli.app import run
 
 from ..chat_templates import byte_tokenizer
 from .launching import started, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

@@ -1,11 +1,10 @@
 """``regenerate`` on rows with images: the answers are the target's that sees them, and training takes the rows."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +15,6 @@ from spec_engine_hf.engine import HfEngine
 from spec_trainer.cli.app import run
 
 from ..seeing_targets import GEMMA, IMAGE_ID, picture, question
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZES = ((20, 12), (33, 47))
 OLD = {"role": "assistant", "content": "old"}

@@ -1,11 +1,9 @@
 """The same command again continues the run, whatever ended it, as if nothing had happened."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -23,9 +21,6 @@ from .launching import (
     newest_checkpoint,
 )
 from .leftovers import assert_nothing_left, belongings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SAMPLES = range(40)
 

@@ -1,7 +1,5 @@
 """``colocated``, ``disaggregated`` and ``transport`` run at toy size, and what they compute."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

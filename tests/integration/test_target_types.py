@@ -1,13 +1,12 @@
 """Targets are read as transformers' model code computes them, for every type that is accepted."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from spec_core.errors import TargetError
 from spec_core.records import FeatureSchema
+from spec_core.target import TargetSpec
 from spec_engine_hf.hf_model import HfModel
 from spec_kit.layers.rope import attention_scale, inverse_frequencies
 from spec_kit.layers.target_ops import TargetOps
@@ -27,11 +27,6 @@ from spec_kit.targets.target_reader import read_target, read_target_tensors
 from spec_kit.targets.target_types import TARGET_TYPES, WRAPPERS
 
 from .tiny_targets import HIDDEN, LAYERS, VOCABULARY, save_small_target, small_config, telling_options
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from spec_core.target import TargetSpec
 
 ROOT = Path(__file__).parents[2]
 GROUPS = 8

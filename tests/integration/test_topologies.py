@@ -1,17 +1,12 @@
 """The same run in one process and in many: the same loss curve, every sample trained exactly once."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from .launching import MAX_TOKENS, Lab, Run, assert_trained_exactly_once, losses
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHOWN = 15
 """Steps that are compared."""

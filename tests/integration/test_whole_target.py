@@ -1,11 +1,10 @@
 """A head that a target ships with is trained further, and written into a copy of the target."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,10 +22,6 @@ from spec_kit.targets.target_reader import read_target
 
 from ..mtp_targets import CONSTANT, COPIES, random_head
 from ..transformers_target import Transformer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 HEAD = "mtp.safetensors"
 _FULL: dict[str, object] = {"layer_types": ["full_attention"] * 8}

@@ -1,7 +1,5 @@
 """How the tests themselves are spread over several workers."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,17 +1,13 @@
 """Small random models of any causal type that transformers knows, whose weights and options show a mistake."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LAYERS, HIDDEN, VOCABULARY = 4, 32, 61
 EPSILON = 0.03  # about the variance of the states: another epsilon would show

@@ -6,10 +6,7 @@ import ast
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 _OTHERS = ("sitecustomize", "usercustomize", "spec_core", "spec_processes", "spec_kit", "spec_trainer")
 _TRAP = "with open({marker!r}, 'a') as marker: marker.write(__name__ + '\\n')\n"

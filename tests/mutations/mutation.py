@@ -1,19 +1,14 @@
 """Names places in the code by a function and a word, and the one test that must fail if one of them is changed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import parso
 from cosmic_ray.ast import ast_nodes
 from cosmic_ray.work_item import MutationSpec
+from parso.python.tree import Module
 from tests.mutations.operators import OPERATORS, function_of, words
-
-if TYPE_CHECKING:
-    from parso.python.tree import Module
 
 ROOT = Path(__file__).resolve().parents[2]
 

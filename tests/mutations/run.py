@@ -9,8 +9,6 @@ the code has changed. Exit code 1 when no mutant of a row is noticed, 2 when a t
 tells of survivors: some change nothing that matters. ``cr-report`` and ``cr-html`` show a session's file.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """The tables of mutations fit the sources; whether each row is noticed, ``make mutations`` shows."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

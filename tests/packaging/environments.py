@@ -1,7 +1,5 @@
 """Fresh environments in which the project's wheels are installed, with everything else lent from this one."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 import sys

@@ -6,8 +6,6 @@ nothing but what its metadata requires, and every module of it is imported there
 and a tiny draft is trained and exported. Exits with 1 where a check fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import email
 import json

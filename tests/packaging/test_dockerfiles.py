@@ -1,7 +1,5 @@
 """The Dockerfiles, as far as can be seen without docker: no image is built here."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

@@ -1,7 +1,5 @@
 """The pages on writing a plugin: their code is a third party's code, all of it, and their commands work."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A third party's launcher runs a training of three workers, from wheels, without a changed line here."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

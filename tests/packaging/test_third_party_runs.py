@@ -1,7 +1,5 @@
 """Runs with the plugins of third parties, in a clean environment that has the wheels."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

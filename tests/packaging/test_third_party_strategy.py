@@ -1,7 +1,5 @@
 """A third party's strategy, optimizer and tracker, installed from their wheels: options, ranks and keys count."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

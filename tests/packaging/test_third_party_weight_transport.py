@@ -1,7 +1,5 @@
 """A third party's weight transport carries a push to a server, from wheels, without a changed line here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from contextlib import contextmanager

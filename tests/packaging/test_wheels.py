@@ -1,7 +1,5 @@
 """Wheels as a user installs them: their metadata, their contents, and the wheels at work in a clean environment."""
 
-from __future__ import annotations
-
 import configparser
 import json
 import re

@@ -1,7 +1,5 @@
 """Trackers, launchers and types of targets of third parties install and work without torch, by pip's own choice."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

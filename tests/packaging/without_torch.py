@@ -1,7 +1,5 @@
 """Third parties' tracker, launcher and type of target where torch is not installed: ``without_torch.py FOLDER``."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -3,8 +3,6 @@
 python tests/rigs/fake_cann/with_rig.py python -m pytest tests/rig_ascend
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

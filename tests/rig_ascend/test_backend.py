@@ -1,7 +1,5 @@
 """AscendBackend keeps the contract on the rig."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_backend_ascend.backend import AscendBackend

@@ -1,7 +1,5 @@
 """The exchange of two models in vLLM's worker, on a card that is not the first: whole, or none."""
 
-from __future__ import annotations
-
 import fake_cann
 import pytest
 import torch

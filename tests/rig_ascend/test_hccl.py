@@ -1,7 +1,5 @@
 """Our binding of HCCL: one issue at a time, one creation at a time, errors as ours."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

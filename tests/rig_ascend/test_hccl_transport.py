@@ -1,7 +1,5 @@
 """Features over HCCL: the contract, on the rig with deferred streams."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """Features over the memory of a card and of the host: the contract with deferred streams, and every wait."""
 
-from __future__ import annotations
-
 import logging
 import os
 from dataclasses import replace

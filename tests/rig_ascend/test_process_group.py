@@ -1,7 +1,5 @@
 """HcclProcessGroup keeps the contract on the rig, with deferred streams; and what only HCCL can get wrong."""
 
-from __future__ import annotations
-
 import fake_cann
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The rig itself, with the genuine torch_npu: late streams, events, memory, what is refused."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The rig's libraries alone, through ctypes: no torch anywhere."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

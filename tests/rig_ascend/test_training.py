@@ -3,8 +3,6 @@
 Runs of a draft share a worker, so that its curve on the cpu is made once.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -3,8 +3,6 @@
 Where they are not installed, this is skipped; how to install them for the rig: docs/ascend.md.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 

@@ -1,7 +1,5 @@
 """The weight transports keep their contract on the rig, with deferred streams."""
 
-from __future__ import annotations
-
 import pytest
 from cards import free_card
 

@@ -1,7 +1,5 @@
 """torch-npu installed and CANN not: what a user meets before the first ``source set_env.sh``."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Ten conversations of agents, as a server's log has them: reasoning, calls of tools, their results, answers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

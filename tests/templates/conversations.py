@@ -1,7 +1,5 @@
 """Conversations of every shape that servers log, in which each text is a mark of its own."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

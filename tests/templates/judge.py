@@ -5,21 +5,14 @@ server saw, or it ends otherwise than the server's. A *note* is where a row and 
 sample could be as a server had it: the row has no thought, but the prompt opens one.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from .conversations import MARK, Message, arguments, marks
-from .samples import spans
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from .samples import Span
-    from .server import Answer, Server
+from .samples import Span, spans
+from .server import Answer, Server
 
 THOUGHT = re.compile(
     r"<[^<>]{0,20}think[^<>]{0,20}>|\[/?THINK\]|<\|channel>thought\n<channel\|>|</?thought>", re.IGNORECASE

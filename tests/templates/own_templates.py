@@ -1,7 +1,5 @@
 """Chat templates in the manner of real ones, one for each way in which an answer and its context can differ."""
 
-from __future__ import annotations
-
 from ..chat_templates import CHATML, READS_PARTS, THINKING
 
 NO_PROMPT = """\

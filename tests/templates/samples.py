@@ -1,13 +1,12 @@
 """The samples that the trainer makes of a conversation under a chat template, as text."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -18,14 +17,8 @@ from spec_trainer.data.rows import parse_row
 from spec_trainer.data.tokens import Encoded, Encoder
 
 from ..chat_templates import byte_tokenizer
-from .conversations import tools
+from .conversations import Message, tools
 from .server import SPECIAL_TOKENS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-    from pathlib import Path
-
-    from .conversations import Message
 
 # The forms in which vocabularies write tokens that no user can type. XML's are text, or tokens that are not special.
 _SPECIAL = re.compile(

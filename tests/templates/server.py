@@ -1,7 +1,5 @@
 """A server's rendering of a conversation: Transformers' own rendering, as vLLM calls it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,25 +1,19 @@
 """Tries the trainer on chat templates: all shapes of conversation, each compared with what a server saw."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.tokens import Encoder
 
 from .conversations import SHAPES, conversation
 from .judge import Judge, special_pattern
 from .samples import Trainer, rendering_here, special_tokens
 from .server import Server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from spec_trainer.data.tokens import Encoder
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 ``make test-templates`` takes the 858 templates that packages collect, in the folder that SPEC_TEST_TEMPLATES names.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,25 +3,20 @@
 A subclass of ``BlockProposalSuite`` names its module ``cases``.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from spec_core import Proposer, TargetSpec
 from spec_core.errors import ConfigError
 from spec_kit.block_drafting import Blocks
+from spec_kit.layers import TargetOps
 
+from .dense_parts import Document
 from .draft_batches import LLAMA3, make_batch, random_documents
 from .draft_parts import make_ops, make_target
-
-if TYPE_CHECKING:
-    from spec_core import Proposer, TargetSpec
-    from spec_kit.layers import TargetOps
-
-    from .dense_parts import Document
 
 KNOWN = 11
 

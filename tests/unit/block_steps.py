@@ -1,12 +1,16 @@
 """Steps of drafts in blocks: the tests that DFlash, DFlash2 and DSpark share."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import nn
 
+from spec_core.records import StepOutput
+
+from .dense_parts import Document
 from .draft_batches import (
     GAPS,
     LENGTHS,
@@ -19,16 +23,6 @@ from .draft_batches import (
 from .draft_dflash.dense_reference import counted_slots
 from .draft_parts import LargestOutput, assert_gradients, gradients, make_ops, make_target, make_tensors
 from .draft_steps import DraftStepSuite, assert_each_precision, assert_equals_the_reference
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Mapping, Sequence
-
-    from torch import nn
-
-    from spec_core.records import StepOutput
-
-    from .dense_parts import Document
 
 
 def one_block(mask: list[int], length: int = 9, seed: int = 4) -> Document:

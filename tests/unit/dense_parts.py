@@ -3,8 +3,6 @@
 Imports nothing of the project.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from spec_core import Draft, TargetSpec
 from spec_core.records import DraftBatch, Span, Supervision
 
 from .dense_parts import Document
 from .draft_parts import CPU, make_ops, make_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from spec_core import Draft, TargetSpec
     from spec_kit.layers import TargetOps
 
 SEED = 11

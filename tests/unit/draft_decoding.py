@@ -1,28 +1,22 @@
 """Engine ``hf`` gives the target's own text with a draft in blocks: the tests that DFlash2 and DSpark share."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
 from spec_backend_cpu.backend import CpuBackend
+from spec_core import Draft
 from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.drafting import write_draft
 from spec_kit.streams.inline_transport import InlineTransport
 from spec_kit.targets import read_target, read_target_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from spec_core import Draft
 
 
 def assert_follows_the_joint_distribution(

@@ -3,29 +3,23 @@
 A subclass of ``DraftFolderSuite`` names its module ``cases`` and gives the tables.
 """
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from spec_core import Draft, TargetSpec
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_kit.drafting import write_draft
 from spec_testing.draft_workbench import file_bytes, round_to
 
 from .draft_batches import LLAMA3, random_documents, step_arguments
 from .draft_parts import make_target, make_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from spec_core import Draft, TargetSpec
-
 
 QWEN3_FIELDS = {
     "attention_bias": False,

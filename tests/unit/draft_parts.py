@@ -1,12 +1,11 @@
 """Instruments of all drafts' tests: targets, sizes in memory, gradients, and a vocabulary in two shards."""
 
-from __future__ import annotations
-
 import threading
 import weakref
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,12 +13,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from spec_core import Draft, FindKernel, TargetSpec, TargetTensors, no_kernel
+from spec_core.records import StepOutput
 from spec_kit.layers import TargetOps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from spec_core.records import StepOutput
 
 CPU = torch.device("cpu")
 

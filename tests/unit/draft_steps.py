@@ -4,27 +4,20 @@ A subclass of ``DraftStepSuite`` names its module ``cases``, which has ``Draft``
 and ``run_dense``.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from spec_core import no_kernel
+from spec_core import FindKernel, no_kernel
 
+from .dense_parts import Document
 from .draft_batches import GAPS, LENGTHS, random_documents, step_arguments
 from .draft_parts import assert_gradients, gradients, make_ops, make_target
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from spec_core import FindKernel
-
-    from .dense_parts import Document
 
 
 def run_reference(cases, module, documents, target):

@@ -4,17 +4,12 @@
 ``NAME WRITTEN TOKENS`` when a request begins (no tokens), and one for each part of its answer.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 class Streams:

@@ -7,8 +7,6 @@ of DSpark's drafter: the guesses of each request. In the folder named by SPEC_TE
 about its requests (``spec_rig_streams``).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -20,8 +20,6 @@ With SPEC_TEST_FORKS set, vLLM forks its processes on a processor, as it does on
 vLLM anew. So does the one in which vLLM looks at the class of each model that it sees for the first time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -5,8 +5,6 @@ The folder named by SPEC_TEST_SAMPLER gets files ``N.pt``, each with the steps o
 behind the temperature; second runner), ``tokens`` and ``counts``. Steps of greedy requests alone are left out.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,18 +1,13 @@
 """The plugin of a third party whose server ``follow`` can start: the tests' server with live traffic."""
 
-from __future__ import annotations
-
 import shlex
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
 
+from spec_core import Draft, TargetSpec
 from spec_core.records import Availability
 from spec_engine_hf.engine import HfEngine
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from spec_core import Draft, TargetSpec
 
 
 class ServingEngine(HfEngine):

@@ -1,22 +1,17 @@
 """An engine whose features take the way of those of vLLM and SGLang: by FeatureExporter."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack
-from pathlib import Path  # noqa: TC003 (pydantic reads ExportingConfig's annotations)
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
-from spec_core.records import CaptureRequest
+from spec_core.records import CaptureRequest, FeatureSample, FeatureSchema
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.hosting import FeatureExporter
 from spec_kit.hosting.capture_controller import CaptureController
-
-if TYPE_CHECKING:
-    from spec_core.records import FeatureSample, FeatureSchema
 
 LIMIT_S = 60.0
 

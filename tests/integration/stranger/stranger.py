@@ -1,29 +1,24 @@
 """A third party's plugins: an engine with moods, a strategy that forbids torch's default group, a backend whose
 memory is limited and known."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path  # noqa: TC003 (pydantic reads MoodyConfig's annotations)
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from spec_backend_cpu.backend import CpuBackend
+from spec_core.backend import Placement
+from spec_core.config import EngineConfig
 from spec_core.errors import RunError
+from spec_core.records import Capabilities, CaptureRequest, FeatureSchema
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_strategy_fsdp.strategy import FsdpStrategy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from concurrent.futures import Future
-
-    from spec_core.backend import Placement
-    from spec_core.config import EngineConfig
-    from spec_core.records import Capabilities, CaptureRequest, FeatureSchema
 
 log = logging.getLogger(__name__)
 

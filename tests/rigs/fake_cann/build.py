@@ -4,8 +4,6 @@ Which symbols torch_npu wants is read from the installed torch_npu; those that `
 functions that say so and return an error. Needs gcc; takes about a second, nothing when all is built.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.util

@@ -1,13 +1,8 @@
 """Names that a shared library expects from others, read from its dynamic symbol table (ELF, 64 bit)."""
 
-from __future__ import annotations
-
 import mmap
 import struct
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 SECTION = struct.Struct("<IIQQQQIIQQ")
 """Elf64_Shdr: name, type, flags, address, offset, size, link, info, alignment, entry size."""

@@ -3,8 +3,6 @@
 Builds the stand-in CANN for the torch_npu of the Python that runs this, and replaces itself by the command.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Import-only stand-ins for packages: every attribute is there, decorators hand functions on, nothing can be run."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

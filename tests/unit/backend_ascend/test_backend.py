@@ -1,7 +1,5 @@
 """Parts of the backend that need no NPU: the environment of children, limits, options."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,7 +1,5 @@
 """The probe's findings and words, on hosts made of files; no torch_npu, no CANN."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

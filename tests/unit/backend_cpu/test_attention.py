@@ -1,7 +1,5 @@
 """Attention by documents equals dense attention, document by document, forward and backward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

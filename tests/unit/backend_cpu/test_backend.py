@@ -1,7 +1,5 @@
 """CpuBackend where torch is not installed."""
 
-from __future__ import annotations
-
 from importlib import metadata
 
 from spec_backend_cpu.backend import CpuBackend

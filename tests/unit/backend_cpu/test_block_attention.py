@@ -1,7 +1,5 @@
 """Attention of blocks equals dense attention, query by query, forward and backward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

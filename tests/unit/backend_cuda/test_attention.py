@@ -1,8 +1,6 @@
 """The slow way of the attention kernel, against autograd through dense attention. (The fused way needs a GPU:
 tests/contract/test_cuda_backend.py.)"""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

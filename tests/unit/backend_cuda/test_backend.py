@@ -1,7 +1,5 @@
 """Answers of CudaBackend without a GPU."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """DeviceSegment without a GPU, on a driver that only counts."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,8 +1,6 @@
 """The Triton kernels against plain torch in float64. They run on a GPU, or slowly, where triton is installed, in its
 interpreter (TRITON_INTERPRET=1)."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

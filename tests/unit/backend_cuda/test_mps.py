@@ -1,7 +1,5 @@
 """The MPS owner with a stand-in for NVIDIA's daemon: a program of that name that stays until it is told to quit."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

@@ -1,7 +1,5 @@
 """NcclCommunicator without a GPU, on a library that answers as NCCL's nonblocking communicators do."""
 
-from __future__ import annotations
-
 import threading
 import time
 

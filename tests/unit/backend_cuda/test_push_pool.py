@@ -1,16 +1,15 @@
 """PushPool without a GPU: the transport's contract and faults, with links that are sockets between processes."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from spec_backend_cuda.p2p_link import P2PLink
 from spec_backend_cuda.push_buffer import PushBuffer
@@ -25,11 +24,6 @@ from spec_kit.streams.wire import SampleLayout
 from spec_testing import TransportSuite
 from spec_testing.processes import Fault, run_ranks, watch_ranks
 from spec_testing.transport_stage import LONG_S, SCHEMA, SHORT_S, UNIT_BYTES, Stage, take
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 CPU = torch.device("cpu")
 SLOW_S = 1.0

@@ -1,7 +1,5 @@
 """A draft's step with the Triton kernels is the step without them."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The tree in the docstring is the tree of the classes; exit codes follow it."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 

@@ -1,20 +1,14 @@
 """Kernels by name: found once, tried first, compared with their plain versions."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch import Tensor
 
 from spec_core.kernels import KernelSet, no_kernel
 from spec_testing.kernels import assert_kernel_agrees, drawing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
 
 DRAW = drawing(torch.device("cpu"))
 

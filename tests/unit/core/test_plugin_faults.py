@@ -1,7 +1,5 @@
 """An unforeseen error is attributed to the plugin whose code raised it, and to no other."""
 
-from __future__ import annotations
-
 import json
 import sys
 from textwrap import dedent

@@ -1,10 +1,9 @@
 """Every way in which a plugin can be wrong has its own error and its own words."""
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,10 +20,6 @@ from spec_core.errors import (
 )
 
 from ...distributions import write_distribution
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 GOOD = """
     from spec_backend_cpu.backend import CpuBackend

@@ -1,7 +1,5 @@
 """Records: what follows from their fields, and what they refuse."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

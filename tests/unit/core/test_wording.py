@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from spec_core.wording import counted, one_line, printable, shown
 
 

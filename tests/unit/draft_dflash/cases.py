@@ -1,21 +1,15 @@
 """Tiny drafts for the DFlash tests, in ours and in the dense reference's terms."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
 
+from spec_core import TargetSpec
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 
+from ..dense_parts import Document
 from ..draft_batches import give_anchors, target_setting
 from ..draft_parts import build_large
 from .dense_reference import Result, Setting, dense_dflash
-
-if TYPE_CHECKING:
-    from spec_core import TargetSpec
-
-    from ..dense_parts import Document
 
 Draft = DFlashDraft
 

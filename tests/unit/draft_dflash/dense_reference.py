@@ -4,8 +4,6 @@ entry, full logits, gradients by autograd alone. Imports nothing of the project;
 It is given the anchors: which ones are drawn is another question, with tests of its own.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Activations that are computed again in the backward pass: what is kept for it."""
 
-from __future__ import annotations
-
 from spec_kit.block_drafting import BlockRule, Blocks
 
 from ..draft_batches import make_batch, random_documents

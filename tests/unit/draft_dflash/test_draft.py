@@ -1,7 +1,5 @@
 """The plugin: what it accepts, captures and builds, and which mask token it takes."""
 
-from __future__ import annotations
-
 import json
 import math
 

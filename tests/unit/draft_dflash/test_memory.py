@@ -1,7 +1,5 @@
 """Tensors that must never exist in memory, and work that must not be done."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode

@@ -1,7 +1,5 @@
 """A block of proposals is what the training forward says at the same place, with blocks as long as those drafted."""
 
-from __future__ import annotations
-
 import pytest
 
 from ..block_proposals import BlockProposalSuite

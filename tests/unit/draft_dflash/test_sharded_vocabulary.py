@@ -1,7 +1,5 @@
 """Two shards of the vocabulary, reduced through ``ops`` only, give the whole vocabulary's loss and gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

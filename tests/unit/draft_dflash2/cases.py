@@ -1,19 +1,14 @@
 """Tiny drafts for the DFlash2 tests, in ours and the dense reference's terms."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
 
+from spec_core import TargetSpec
 from spec_draft_dflash2.config import DFlash2Config
 from spec_draft_dflash2.draft import DFlash2Draft
 
 from ..draft_dflash.cases import setting_of
 from ..draft_parts import build_large
 from .dense_reference import Result, Selector, dense_dflash2
-
-if TYPE_CHECKING:
-    from spec_core import TargetSpec
 
 SIZES = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}
 

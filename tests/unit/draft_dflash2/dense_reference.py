@@ -4,8 +4,6 @@ channel spelled out, full distributions, gradients by autograd alone. Imports no
 It is given the anchors: which ones are drawn is another question, with tests of its own.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Proposals are those of the training forward over the tokens that were drawn, one guess after the other."""
 
-from __future__ import annotations
-
 import torch
 
 from spec_draft_dflash2.convolution import BlockConvolution

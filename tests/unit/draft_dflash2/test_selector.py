@@ -1,7 +1,5 @@
 """Candidates are the largest logits, and gradients of the selector's tables are summed in a fixed order."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

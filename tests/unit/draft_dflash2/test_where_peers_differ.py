@@ -1,7 +1,5 @@
 """Trainers of DFlash2 differ in these points; each test names whose behaviour ours is."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,19 +1,14 @@
 """Tiny drafts for the DSpark tests, in ours and the dense reference's terms."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
 
+from spec_core import TargetSpec
 from spec_draft_dspark.config import DSparkConfig
 from spec_draft_dspark.draft import DSparkDraft
 
 from ..draft_dflash.cases import setting_of
 from ..draft_parts import build_large
 from .dense_reference import Heads, Result, dense_dspark
-
-if TYPE_CHECKING:
-    from spec_core import TargetSpec
 
 RANK = 6
 

@@ -4,8 +4,6 @@ autograd alone. Imports nothing of the project; the backbone is the dense one of
 It is given the anchors: which ones are drawn is another question, with tests of its own.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Engine ``hf`` gives the target's own text with this draft, greedy and sampled."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_draft_dspark.draft import DSparkDraft

@@ -1,7 +1,5 @@
 """The exported folder, the way back, folders of other trainers, and damaged or foreign ones."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Loss, every gradient and the metrics of a step against the dense float64 reference."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

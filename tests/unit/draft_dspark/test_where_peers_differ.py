@@ -1,7 +1,5 @@
 """Trainers of DSpark differ in these points; ours does as DeepSpec, the first one, unless a test says otherwise."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -10,7 +10,7 @@ from transformers import DeepseekV3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from spec_backend_cpu.kernels import KERNELS
-from spec_core import no_kernel
+from spec_core import TargetSpec, no_kernel
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
@@ -21,7 +21,6 @@ from .dense_reference import Latent, Result, Setting, dense_eagle3
 if TYPE_CHECKING:
     import torch
 
-    from spec_core import TargetSpec
 
 Draft = Eagle3Draft
 KERNEL_AND_CHUNKED = (KERNELS.get, no_kernel)

@@ -1,8 +1,6 @@
 """Eagle3's step written as plainly as possible from the maths: one document at a time, explicit masks over all
 (s + 1) · T keys, full logits, gradients by autograd alone. Imports nothing of the project; slow on purpose."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

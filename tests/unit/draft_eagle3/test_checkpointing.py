@@ -1,7 +1,5 @@
 """Activations that are computed again in the backward pass: what is kept for it."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """The plugin: what it accepts, captures, builds and starts from."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

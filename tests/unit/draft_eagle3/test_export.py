@@ -1,7 +1,5 @@
 """The exported folder: fields and names of the serving format, the way back, and damaged or foreign folders."""
 
-from __future__ import annotations
-
 from functools import partial
 from hashlib import sha256
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """A draft that reads the target's embeddings of images: its step, its guesses and its folder."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

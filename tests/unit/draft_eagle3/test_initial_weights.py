@@ -1,7 +1,5 @@
 """Initial weights of a fresh draft's matrices, at any width."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

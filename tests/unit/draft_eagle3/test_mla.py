@@ -1,7 +1,5 @@
 """Multi-head latent attention: its sizes, its arithmetic beside transformers', its folder, and what it refuses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

@@ -1,7 +1,5 @@
 """A chain of proposals is what the unrolled training forward says with the proposals as its tokens."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Check a chain of proposals against the unrolled training forward with the proposals as its tokens."""
 
-from __future__ import annotations
-
 import torch
 
 from spec_draft_eagle3.draft import Eagle3Draft

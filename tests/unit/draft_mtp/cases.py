@@ -1,7 +1,5 @@
 """Tiny targets, heads and documents of the tests of MTP heads, in ours and in the dense reference's terms."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

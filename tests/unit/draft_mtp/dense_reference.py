@@ -1,16 +1,11 @@
 """The step of an MTP head written as plainly as possible from the maths: one document at a time, explicit masks over
 all keys, full logits, gradients by autograd alone. Imports nothing of the project; slow on purpose."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass

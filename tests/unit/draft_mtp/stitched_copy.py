@@ -1,7 +1,5 @@
 """Write a target in files and an export of its head, and check a copy of the target that has the exported head."""
 
-from __future__ import annotations
-
 import json
 
 import torch

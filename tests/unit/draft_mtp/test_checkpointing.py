@@ -1,7 +1,5 @@
 """Activations that are computed again in the backward pass: the same step, and what is kept for it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

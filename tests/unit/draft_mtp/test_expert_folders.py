@@ -1,7 +1,5 @@
 """Heads with experts in targets' own files, in exports, and in a copy of the target."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

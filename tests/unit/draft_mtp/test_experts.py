@@ -1,7 +1,5 @@
 """Heads with experts: loss and every gradient against a dense reference in float64, and layers of Transformers."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

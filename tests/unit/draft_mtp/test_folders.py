@@ -1,7 +1,5 @@
 """Heads in a target's own files, in exports, and in a copy of the target."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

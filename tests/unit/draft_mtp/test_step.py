@@ -1,7 +1,5 @@
 """Loss and every gradient of a step against the dense float64 reference, and where the first state is taken."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

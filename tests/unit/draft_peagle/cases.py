@@ -1,11 +1,9 @@
 """Tiny drafts for the P-EAGLE tests, in ours and the dense reference's terms."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
 
 from spec_backend_cpu.kernels import KERNELS
+from spec_core import TargetSpec
 from spec_draft_peagle.chains import ChainRule
 from spec_draft_peagle.config import PEagleConfig
 from spec_draft_peagle.draft import PEagleDraft
@@ -13,9 +11,6 @@ from spec_draft_peagle.draft import PEagleDraft
 from ..draft_batches import supervision, target_setting
 from ..draft_parts import build_large
 from .dense_reference import Result, Setting, dense_peagle
-
-if TYPE_CHECKING:
-    from spec_core import TargetSpec
 
 Draft = PEagleDraft
 

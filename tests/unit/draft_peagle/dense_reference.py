@@ -5,8 +5,6 @@ Element (a, d): guess d of the chain at row a. It is given the elements: which o
 with tests of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Which guesses a document trains."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Folders of P-EAGLE: ours, and what peers write."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import pytest

@@ -1,7 +1,5 @@
 """Segments, and activations that are computed again, bound what a step keeps for its backward pass."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_draft_peagle.chains import Chains

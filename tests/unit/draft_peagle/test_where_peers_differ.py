@@ -1,7 +1,5 @@
 """Trainers of P-EAGLE differ in these points; each test says whose behaviour ours is, and why."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

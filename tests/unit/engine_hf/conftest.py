@@ -1,7 +1,5 @@
 """An HfEngine over a tiny target, and a receiver for what it captures."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend

@@ -1,7 +1,5 @@
 """HfEngine.capture against transformers' own hidden states."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

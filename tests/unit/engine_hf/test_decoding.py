@@ -1,7 +1,5 @@
 """HfEngine.generate with hand-made proposers: greedy and sampled output, counters, what a proposer is given."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """load_draft with a stranger's draft, installed the way that any plugin is: a distribution with an entry point."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """States of rows with images are those of the transformers model that sees the images."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

@@ -1,18 +1,13 @@
 """Sequences side by side drop tokens, end and join: each one's logits are those of its text alone."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from spec_engine_hf.hf_model import HfModel
+from spec_engine_hf.session import Session
 from spec_kit.targets.target_reader import read_target
-
-if TYPE_CHECKING:
-    from spec_engine_hf.session import Session
 
 ROUNDS = 18
 NEW = 4

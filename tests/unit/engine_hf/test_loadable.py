@@ -1,7 +1,5 @@
 """Targets that the installed Transformers cannot load are refused before anything starts."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Arguments of SGLang, by version and draft."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The hook's work in SGLang's process, on small decoders in SGLang's two calling conventions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 

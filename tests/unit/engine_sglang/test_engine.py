@@ -1,7 +1,5 @@
 """SglangEngine with its real processes, hook and transport, around a stand-in for SGLang (``sglang_stand_in``)."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging

@@ -1,7 +1,5 @@
 """Depths of tokens are noted round by round, whichever tokens a prefill yields between the rounds."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from spec_engine_sglang.guess_depths import answer_depths, begin_answer, note_cap, note_verification

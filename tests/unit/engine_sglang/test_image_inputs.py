@@ -1,7 +1,5 @@
 """Images, as SGLang takes them prepared."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """Requests that began before the draft has changed do not count, and leave no prefix to those after a revert."""
 
-from __future__ import annotations
-
 import sys
 import time
 from types import ModuleType, SimpleNamespace

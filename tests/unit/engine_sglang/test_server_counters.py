@@ -1,7 +1,5 @@
 """The counters in SGLang's metrics; their names are from SGLang 0.5.23's source, and no real server was asked."""
 
-from __future__ import annotations
-
 from spec_core.records import AcceptanceCounters, ServerCounters
 from spec_engine_sglang.engine import SglangEngine
 

@@ -1,12 +1,11 @@
 """States of requests that SGLang serves, played by a runner with SGLang's names, which also replays graphs."""
 
-from __future__ import annotations
-
 import json
 import sys
 from array import array
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +23,6 @@ from spec_engine_sglang.serving_capture import (
 )
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, StatesRange
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LAYERS, HIDDEN, GRAPH_ROWS = (1, 3, 4), 2, 8
 """The draft reads the first two layers; the last one is the final norm's input."""

@@ -1,13 +1,12 @@
 """Answers pass SGLang's frontend as before, and those that are admitted are kept."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import sys
 from array import array
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,9 +16,6 @@ from spec_engine_sglang.sglang_answers import check_storing, store_answers
 from spec_engine_sglang.sglang_ranks import SglangRoutes
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, LiveRequests, LiveRequestsConfig
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 ANSWER = [5, 6, 7, 8]
 PROMPTS = {"a": [1, 2, 3], "b": [4, 5]}

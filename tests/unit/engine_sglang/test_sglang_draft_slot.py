@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from spec_core.errors import EngineError
 from spec_engine_sglang.sglang_draft_slot import SglangDraftSlot
 from spec_engine_sglang.spare_model import spare_of
 from spec_kit.weight_sync import DraftLayout, tensors_digest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor
 
 
 class Norm(nn.Module):

@@ -1,12 +1,8 @@
 """Requests to an ASGI application, as vLLM's server hands them over."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from typing import Any
 
 
 def bearer(token: str) -> tuple[bytes, bytes]:

@@ -1,7 +1,5 @@
 """Acceptance is counted of requests alone that began after the draft has changed."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Arguments of vLLM, read from the words themselves."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parts of the engine vllm that do not need vLLM: its probe, and its checks before a start."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib import metadata

@@ -1,7 +1,5 @@
 """Depths of tokens are noted from what vLLM's scheduler schedules and yields, step by step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Prompts with images, as vLLM takes them."""
 
-from __future__ import annotations
-
 import base64
 from dataclasses import asdict
 

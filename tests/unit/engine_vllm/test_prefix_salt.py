@@ -1,7 +1,5 @@
 """A request is read with a salt, whatever the parts in which it comes; a client that has gone is told."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Parts of vLLM's process that do not need vLLM."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend

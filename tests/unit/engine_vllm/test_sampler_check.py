@@ -1,7 +1,5 @@
 """Values are spread over guesses as vLLM's rejection sampling wants them."""
 
-from __future__ import annotations
-
 import torch
 
 from spec_engine_vllm.sampler_check import spread

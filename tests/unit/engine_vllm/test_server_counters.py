@@ -1,7 +1,5 @@
 """The counters in vLLM's metrics; names were read in vLLM 0.32's sources, and tests/engines asks a real server."""
 
-from __future__ import annotations
-
 from spec_core.records import AcceptanceCounters, ServerCounters
 from spec_engine_vllm.engine import VllmEngine
 

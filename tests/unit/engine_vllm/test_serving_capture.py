@@ -1,7 +1,5 @@
 """States of the second model runner of vLLM, played by a runner with vLLM's names: it needs an accelerator itself."""
 
-from __future__ import annotations
-
 import json
 import sys
 from array import array

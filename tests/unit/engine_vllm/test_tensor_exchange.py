@@ -1,9 +1,7 @@
 """An exchange of two models is whole, or none, wherever it fails."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -14,9 +12,6 @@ from spec_engine_vllm import packed_weights
 from spec_engine_vllm.packed_weights import PACKED, packed_steps
 from spec_kit.weight_sync import Exchange, tensor_exchange
 from spec_kit.weight_sync.tensor_exchange import TornDraftError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Target(nn.Module):
@@ -137,7 +132,7 @@ class Planted(Exception):
 
 def plant(
     monkeypatch, fails: Callable[[int], bool], is_after: bool, error: type[BaseException] = Planted
-) -> itertools.count[int]:
+) -> Iterator[int]:
     calls = itertools.count()
     for module, name in (
         (tensor_exchange, "_copy"),

@@ -1,12 +1,11 @@
 """Answers pass vLLM's frontend as before, and those that are admitted are kept."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,9 +16,6 @@ from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, LiveR
 from spec_kit.live_traffic.live_requests import LiveRequestsConfig
 
 from .asgi import ask, bearer, statuses
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 ANSWER = [5, 6, 7, 8]
 CAPTURING = '{"share": 1.0, "states_bytes": 1024}'

@@ -1,13 +1,12 @@
 """All ranks of vLLM take an update, or none; the routes of a server hand calls on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +19,6 @@ from spec_engine_vllm.draft_routes import DraftRoutes
 from spec_engine_vllm.vllm_ranks import VllmRanks
 
 from .asgi import ask, bearer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 UPDATE = UpdateId(group="default", fence=1, number=7)
 NAME = UPDATE.model_dump_json()

@@ -1,7 +1,5 @@
 """A stream has one owner at a time, and its closer gives it to the next one."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from types import SimpleNamespace
 

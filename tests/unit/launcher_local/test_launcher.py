@@ -1,17 +1,16 @@
 """Promises of the local launcher beyond LauncherSuite (``tests/contract/test_local_launcher.py``)."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from spec_core import WorkerEnded
+from spec_core import Launcher, WorkerEnded
 from spec_launcher_local import launcher as launcher_module
 from spec_launcher_local.launcher import LocalLauncher
 from spec_testing.launcher_suite import (
@@ -24,12 +23,6 @@ from spec_testing.launcher_suite import (
     toy,
 )
 from spec_testing.resources import check_released, settled_resources
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from spec_core import Launcher
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Hosts of a cluster, as Ray lists them."""
 
-from __future__ import annotations
-
 import socket
 from types import SimpleNamespace
 

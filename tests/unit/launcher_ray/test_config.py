@@ -1,7 +1,5 @@
 """Which of Ray's resources counts the devices of a backend."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_core.errors import ConfigError

@@ -1,7 +1,5 @@
 """A Ray that starts late, or not at all, and addresses of clusters by who names them."""
 
-from __future__ import annotations
-
 import subprocess
 
 import psutil

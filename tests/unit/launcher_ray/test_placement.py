@@ -1,17 +1,10 @@
 """Which worker gets which devices of which host, without Ray."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
-from spec_core import WorkerSpec
+from spec_core import Role, WorkerSpec
 from spec_core.errors import ConfigError, RunError
 from spec_launcher_ray.placement import DeviceTable, Host, in_order, neighbours, place
-
-if TYPE_CHECKING:
-    from spec_core import Role
 
 
 def host(address: str, num_devices: int, free: float | None = None, units: float = 1.0) -> Host:

@@ -1,7 +1,5 @@
 """Muon against torch's own, and what it leaves to AdamW."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Connections of workers of other hosts to their launcher."""
 
-from __future__ import annotations
-
 import json
 import socket
 

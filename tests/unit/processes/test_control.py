@@ -1,17 +1,12 @@
-from __future__ import annotations
-
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from spec_core.errors import PeerLost
 from spec_processes.control import ControlChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Ends = tuple[ControlChannel, ControlChannel]
 

@@ -1,7 +1,5 @@
 """The harness of the suites does what the suites rely on."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """Threads that wait for each other sleep, unless the user has chosen otherwise."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

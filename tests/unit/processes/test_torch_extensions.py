@@ -1,7 +1,5 @@
 """A vendor's extension that torch would load and cannot: commands work all the same."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Compare runs of training that must be the same but for rounding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

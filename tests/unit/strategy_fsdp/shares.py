@@ -1,30 +1,23 @@
 """Steps of drafts whose ranks each compute a share, in real processes, which import no other module of the tests."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save
+from torch import Tensor
 
 from spec_backend_cpu.kernels import KERNELS
+from spec_core import Draft
+from spec_core.records import StepOutput
 from spec_kit.layers import TargetOps
 from spec_strategy_fsdp.context_ranks import ContextRanks
-from spec_testing.draft_workbench import build
+from spec_testing.draft_workbench import Workbench, build
+from spec_testing.processes import Rank
 from spec_testing.toy_target import toy_batch, toy_target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from spec_core import Draft
-    from spec_core.records import StepOutput
-    from spec_testing.draft_workbench import Workbench
-    from spec_testing.processes import Rank
 
 LENGTHS = (11, 1, 7, 40, 5, 2, 13, 9)
 """Longer and shorter than the pieces that documents are cut into."""

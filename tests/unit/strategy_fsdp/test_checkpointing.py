@@ -1,7 +1,5 @@
 """Activations that are computed again, on two ranks: the same run to the bit, resumed with and without them."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_strategy_fsdp.strategy import FsdpStrategy

@@ -1,7 +1,5 @@
 """Context parallelism: ranks that divide a sample train as one rank does, at any mask and any cut of documents."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load

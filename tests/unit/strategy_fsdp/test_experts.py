@@ -1,7 +1,5 @@
 """A head with experts trains the same on any number of ranks, and goes on from a saved state to the bit."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_strategy_fsdp.strategy import FsdpStrategy

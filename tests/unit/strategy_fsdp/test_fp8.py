@@ -1,7 +1,5 @@
 """Products in fp8 on two ranks: the first step is that of one rank, and a run is resumed to the bit."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_strategy_fsdp.strategy import FsdpStrategy

@@ -1,7 +1,5 @@
 """Replicas of a sharded draft (HSDP): any split of ranks trains the same, and goes on from any other."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_core.errors import ConfigError

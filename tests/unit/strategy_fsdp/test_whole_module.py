@@ -1,7 +1,5 @@
 """A process that trains alone computes what FSDP2 computes on one rank."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Whole runs beside an engine: two ranks that divide a draft train what two ranks of ``fsdp`` train."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

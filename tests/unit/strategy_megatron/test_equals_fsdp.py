@@ -1,20 +1,14 @@
 """Divided over any mesh, with any draft, a run under megatron is the run under fsdp; so is one that changes over."""
 
-from __future__ import annotations
-
 import os
 from itertools import chain, product
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from spec_strategy_fsdp.strategy import FsdpStrategy
 
-from .training import DRAFTS, LIMIT_S, STRANGERS, Run, train
-
-if TYPE_CHECKING:
-    from .training import Result
+from .training import DRAFTS, LIMIT_S, STRANGERS, Result, Run, train
 
 MegatronStrategy = pytest.importorskip("spec_strategy_megatron.strategy").MegatronStrategy
 if not MegatronStrategy.probe().ok:

@@ -1,7 +1,5 @@
 """Before anything starts: what the strategy cannot do is refused, with the reason. Needs no Megatron-Core."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_core.errors import ConfigError

@@ -1,20 +1,20 @@
 """Runs of real drafts under a strategy, in real processes: what the tests of megatron compare with fsdp."""
 
-from __future__ import annotations
-
 import shutil
 import sys
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save
 
+from spec_core import Strategy
 from spec_core.kernels import no_kernel
 from spec_core.strategy import StepConfig
 from spec_draft_dflash.draft import DFlashDraft
@@ -29,15 +29,8 @@ from spec_kit.sharding import SafetensorsFolder
 from spec_optimizers.adamw import AdamWOptimizer
 from spec_optimizers.muon import MuonOptimizer
 from spec_testing.draft_workbench import build, file_bytes
-from spec_testing.processes import run_ranks
+from spec_testing.processes import Rank, run_ranks
 from spec_testing.toy_target import toy_batch, toy_target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
-
-    from spec_core import Strategy
-    from spec_testing.processes import Rank
 
 LR = 3e-5
 LIMIT_S = 600.0

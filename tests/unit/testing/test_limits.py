@@ -1,7 +1,5 @@
 """Suites wait longer where that is asked for."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_core.errors import ConfigError

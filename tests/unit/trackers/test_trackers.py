@@ -1,23 +1,18 @@
 """The contract of trackers by the real clients, which write into files here."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import sqlite3
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from spec_core import Tracker, plugins
 from spec_core.errors import ConfigError
 from spec_testing import TrackerSuite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def tensorboard_steps(folder: Path) -> set[int]:

@@ -1,11 +1,11 @@
 """Small data sets, schedules and resolved runs for the application's modules."""
 
-from __future__ import annotations
-
 import json
 import resource
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +14,6 @@ from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
 from spec_trainer.plan.resolve import resolve
 from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
 
 
 @pytest.fixture

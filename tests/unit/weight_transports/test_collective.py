@@ -1,7 +1,5 @@
 """A sender and the ranks of a replica keep their group while every end comes through its updates (W7)."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Versions in a folder are whole, few, and can be read back after a crash."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

@@ -1,7 +1,5 @@
 """The end that sends through shared memory, towards a rank that is stopped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A transport that cannot reach a rank says why, before anything is sent."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import re

@@ -1,7 +1,5 @@
 """A card of its own for each process of a test."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import tempfile

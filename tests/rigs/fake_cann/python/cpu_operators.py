@@ -5,22 +5,17 @@ is not there yet, as on a device. Copies within a device are left to the stream,
 Allocation and views stay torch_npu's own. Only what torch_npu registers is replaced.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import warnings
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch_npu
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from torch import Tensor
+from torch import Tensor
 
 KEY = "PrivateUse1"
 NATIVE = {

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     import torch
 
 OUT_OF_MEMORY = 207001

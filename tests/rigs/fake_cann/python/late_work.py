@@ -1,7 +1,5 @@
 """Samples that are written, read or replaced by work that a card has still to do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import fake_cann

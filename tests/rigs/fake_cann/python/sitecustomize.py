@@ -3,19 +3,14 @@
 Processes that never import torch_npu, such as the command's, notice nothing.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib.util
 import sys
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 
 class Completed(Loader):

@@ -3,8 +3,6 @@
 Plain torch, for SGLang 0.5.23. Drafts are chains. What has no stand-in says so when it is called.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

@@ -1,7 +1,5 @@
 """Stand-in for the kernels of recurrent layers, which no target of the tests has: each says so when it is called."""
 
-from __future__ import annotations
-
 import sgl_kernel
 
 

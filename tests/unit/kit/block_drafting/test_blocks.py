@@ -1,7 +1,5 @@
 """Which blocks are drawn: a pure function of (seed, epoch, sample id, mask), uniform, without replacement."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A process without the group's secret is no member."""
 
-from __future__ import annotations
-
 import datetime as dt
 
 import pytest

@@ -1,7 +1,5 @@
 """Ports that gloo leaves open are closed, without a privilege, and its groups work and end as before."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,7 +1,5 @@
 """Which tokens the draft's head keeps."""
 
-from __future__ import annotations
-
 import torch
 
 from spec_kit.drafting.draft_vocabulary import mapping, select_tokens

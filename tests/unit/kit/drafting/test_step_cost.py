@@ -1,7 +1,5 @@
 """Costs of samples, against arithmetic by hand."""
 
-from __future__ import annotations
-
 from spec_kit.drafting import StepCost, num_weights
 
 

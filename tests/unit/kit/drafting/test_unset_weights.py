@@ -1,7 +1,5 @@
 """Modules of a draft with stored weights are built without random ones, and everything else is as usual."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """verify: greedy matching, and rejection sampling whose output follows the target's distribution."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Counts by answer are the sums over whole answers, however their verifications alternate."""
 
-from __future__ import annotations
-
 import random
 
 from spec_core.records import AcceptanceCounters

@@ -1,7 +1,5 @@
 """CaptureController (engine) and FeatureExporter (its worker), as two parties of one process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -9,13 +7,14 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from spec_backend_cpu.backend import CpuBackend
+from spec_core import FeatureReceiver
 from spec_core.engine import EngineContext
 from spec_core.errors import EngineError, PeerLost, ProtocolError
 from spec_core.records import CaptureRequest, FeatureSchema
@@ -23,11 +22,6 @@ from spec_kit.hosting import FeatureExporter
 from spec_kit.hosting.capture_controller import CaptureController
 from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
 from spec_processes.sockets import peer_admission
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from spec_core import FeatureReceiver
 
 LIMIT_S = 20.0
 CONTEXT = EngineContext(backend=CpuBackend(CpuBackend.Config()), placement="colocated", peer_s=2.0)

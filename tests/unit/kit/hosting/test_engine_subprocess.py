@@ -1,11 +1,9 @@
 """The process that an engine's program lives in. The program is a script here: how it ends is what matters."""
 
-from __future__ import annotations
-
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -16,9 +14,6 @@ from spec_core.engine import EngineContext
 from spec_core.errors import DataError, DeadlineExceeded, EngineError
 from spec_core.records import AcceptanceCounters
 from spec_kit.hosting import EngineSubprocess, PlainMode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LIMIT_S = 30.0
 _BEGIN = """

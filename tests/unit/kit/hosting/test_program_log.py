@@ -1,7 +1,5 @@
 """Errors in the log of a program."""
 
-from __future__ import annotations
-
 from spec_kit.hosting import logged_errors
 
 

@@ -1,11 +1,10 @@
 """Calls reach the program that serves a draft, and its refusals come back in one line."""
 
-from __future__ import annotations
-
 import json
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +17,6 @@ from spec_kit.live_traffic import served_states
 from spec_processes.sockets import server_address
 
 from .update_server import ANSWER, SERVED, UPDATE, Server, running_server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 REQUEST = UpdateRequest(update=UPDATE, replica="a", address="127.0.0.1:1", token="t", seconds=9.0)
 CALLS = [

@@ -1,17 +1,13 @@
 """A server that answers calls for updates of a draft as a test says."""
 
-from __future__ import annotations
-
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_core import ServingStatus, UpdateId
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 UPDATE = UpdateId(group="default", fence=1, number=7)
 SERVED = ServingStatus(state="committed", version=3, digest="d", update=UPDATE)

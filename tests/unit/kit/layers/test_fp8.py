@@ -1,7 +1,5 @@
 """Products in fp8 against float64, within what the formats' rounding explains."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

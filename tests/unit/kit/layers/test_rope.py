@@ -1,7 +1,5 @@
 """Rotary frequencies are those of transformers, and the application is the textbook one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb

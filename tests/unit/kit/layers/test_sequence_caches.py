@@ -1,7 +1,5 @@
 """Attention over caches against softmax in float64, position by position."""
 
-from __future__ import annotations
-
 import torch
 
 from spec_kit.layers import cached_attention, extended_caches, new_positions

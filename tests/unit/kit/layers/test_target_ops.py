@@ -1,7 +1,5 @@
 """TargetOps against transformers: the teacher's logits are the target's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,16 +1,12 @@
 """An answer is stored or counted once, and the client gets every message."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
 from spec_kit.live_traffic import LiveAnswer, LiveRequests, LiveRequestsConfig, passed_on
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 
 @pytest.fixture

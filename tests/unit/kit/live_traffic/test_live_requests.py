@@ -1,7 +1,5 @@
 """A server keeps the requests that it was asked to keep, within its bounds, and counts all others."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

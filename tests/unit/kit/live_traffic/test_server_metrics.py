@@ -1,7 +1,5 @@
 """Pages of metrics, well made and not."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_kit.live_traffic import ServerMetrics

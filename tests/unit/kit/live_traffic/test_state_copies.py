@@ -1,7 +1,5 @@
 """Copies of states arrive in order and late, and no step waits for them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

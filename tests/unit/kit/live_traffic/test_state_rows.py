@@ -1,7 +1,5 @@
 """Rows of states are right or left out, by the cause; their memory is bounded."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

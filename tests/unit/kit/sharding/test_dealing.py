@@ -1,7 +1,5 @@
 """Whole tensors of which ranks hold parts: each is worked on once, and the ranks share out the work."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

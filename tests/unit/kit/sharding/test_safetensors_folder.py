@@ -1,7 +1,5 @@
 """Files of a checkpoint's state: safetensors that the library reads, digests of what was written, clear errors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

@@ -1,7 +1,5 @@
 """A range of a tensor's elements is cut into rectangles of it, and filled from any others."""
 
-from __future__ import annotations
-
 from itertools import combinations_with_replacement
 from math import prod
 

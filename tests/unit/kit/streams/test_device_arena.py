@@ -1,7 +1,5 @@
 """DeviceArena: room in pieces, and who still reads it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

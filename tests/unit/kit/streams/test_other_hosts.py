@@ -1,7 +1,5 @@
 """Feature streams over TCP. (``TransportSuite`` over it: ``tests/contract/test_cpu_transports.py``.)"""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

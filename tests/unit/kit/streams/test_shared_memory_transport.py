@@ -1,7 +1,5 @@
 """SharedMemoryTransport's own parts: its first records, its arena, what it leaves on the host."""
 
-from __future__ import annotations
-
 import gc
 import json
 import mmap

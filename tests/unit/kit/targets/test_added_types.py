@@ -1,7 +1,5 @@
 """A type that a third party's distribution adds is read as transformers' own code computes it."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The end tokens of a target are those at which servers stop: the configuration's and the tokenizer's."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

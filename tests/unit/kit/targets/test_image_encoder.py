@@ -1,7 +1,5 @@
 """Sizes of image encoders, from files alone, against the very modules and the tensors that they make."""
 
-from __future__ import annotations
-
 import json
 import re
 import weakref

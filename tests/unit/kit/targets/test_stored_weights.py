@@ -1,7 +1,5 @@
 """Folders whose weights engines would read differently are refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """read_target and read_target_tensors on tiny targets that transformers itself has saved, and on damaged folders."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

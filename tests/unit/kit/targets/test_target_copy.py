@@ -1,7 +1,5 @@
 """A copy of a target has its own regular files, and nothing that lies elsewhere."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

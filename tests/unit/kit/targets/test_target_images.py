@@ -1,7 +1,5 @@
 """Targets that see are read from both forms of config.json, with the image processor of their folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

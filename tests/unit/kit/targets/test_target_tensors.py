@@ -1,7 +1,5 @@
 """Any tensor of the target is at hand for a draft that names it: a draft of the multi-token-prediction kind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

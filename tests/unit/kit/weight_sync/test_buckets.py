@@ -1,7 +1,5 @@
 """Buckets hold every tensor once, aligned, within the bound."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A tensor's digest against plain integers, and what it must tell apart."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import operator

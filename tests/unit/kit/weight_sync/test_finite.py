@@ -1,7 +1,5 @@
 """NaN and infinity are found wherever they stand, and nothing else is."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

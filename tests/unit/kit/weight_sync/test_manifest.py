@@ -1,7 +1,5 @@
 """A manifest says what an update holds; a layout, what a rank can take."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

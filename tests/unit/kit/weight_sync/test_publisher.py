@@ -1,7 +1,5 @@
 """A publisher commits wherever it can, brings the replicas to one version, and says who is at fault."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import socket

@@ -1,7 +1,5 @@
 """A receiver refuses what it must, and its status says what is served."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

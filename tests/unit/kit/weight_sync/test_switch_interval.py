@@ -1,7 +1,5 @@
 """Turns of threads are short while any update is received, and as before afterwards."""
 
-from __future__ import annotations
-
 import sys
 import threading
 

@@ -1,13 +1,11 @@
 """Whatever a server sends, a request ends in time, holds little memory, and tells nobody else the secret."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, repeat
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +13,6 @@ from spec_core.errors import ConfigError, EngineError
 from spec_kit.hosting import HttpReplica
 from spec_processes.sockets import server_address
 from spec_processes.sockets.http_client import LONGEST_ANSWER, HttpClient
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 LIMIT_S = 10.0
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -1,7 +1,5 @@
 """Who may be at the other end of a Unix socket of ours."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

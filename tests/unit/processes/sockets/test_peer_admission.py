@@ -1,13 +1,11 @@
 """Peers that have not authenticated in front of an AcceptLimiter, and peers that are admitted beside them."""
 
-from __future__ import annotations
-
 import resource
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +14,6 @@ from spec_processes.sockets.addresses import bind
 from spec_processes.sockets.framed_socket import LENGTH
 from spec_processes.sockets.peer_admission import AcceptLimiter, same_token
 from spec_testing.resources import check_released, settled_resources
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 LIMIT_S = 10.0
 MB = 1 << 20

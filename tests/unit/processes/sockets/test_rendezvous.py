@@ -1,7 +1,5 @@
 """The contract of spec_core.rendezvous; docstrings quote its numbers."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import gc

@@ -1,7 +1,5 @@
 """Colours by stream and environment, as no-color.org and force-color.org say."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

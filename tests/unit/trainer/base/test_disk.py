@@ -1,7 +1,5 @@
 """Files and folders that a command writes: whole, and where it may."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

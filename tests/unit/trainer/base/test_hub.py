@@ -1,7 +1,5 @@
 """A name may be a folder's or one of the hub; what it cannot be is said without asking, and the hub is asked once."""
 
-from __future__ import annotations
-
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,7 +1,5 @@
 """A file that the user named stays what it is: only a new or a plain file is replaced."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A panic of a compiled library is told by the exception alone; all else that was printed is printed."""
 
-from __future__ import annotations
-
 import json
 import os
 

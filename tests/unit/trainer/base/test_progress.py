@@ -1,7 +1,5 @@
 """Progress of a run where there is no terminal."""
 
-from __future__ import annotations
-
 import logging
 
 from spec_trainer.base.progress import StepProgress, step_note

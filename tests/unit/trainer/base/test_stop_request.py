@@ -1,7 +1,5 @@
 """Signals ask; only a second SIGINT insists."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

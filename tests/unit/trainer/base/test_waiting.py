@@ -1,7 +1,5 @@
 """A command that waits says what for, from the first ten seconds on."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

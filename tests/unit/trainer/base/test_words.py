@@ -1,7 +1,5 @@
 """No word of a command line is taken for something else than it says: for every flag of every command."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import shlex

@@ -1,7 +1,5 @@
 """Exit codes and lines: what each way to end looks like to whoever typed the command."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

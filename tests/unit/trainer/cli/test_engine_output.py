@@ -1,7 +1,5 @@
 """Output of engines while they run, and the file that takes it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

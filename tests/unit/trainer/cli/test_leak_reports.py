@@ -1,7 +1,5 @@
 """Reports of leaks that Triton prints after the end of a command stay off the terminal."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

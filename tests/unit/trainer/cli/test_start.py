@@ -1,7 +1,5 @@
 """Ctrl-C and a lack of memory while the program is loaded: one line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A process of its own, started as no terminal would: streams closed, folder removed, COLUMNS or ASCII set."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

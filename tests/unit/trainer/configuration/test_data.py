@@ -1,7 +1,5 @@
 """Section data: defaults, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

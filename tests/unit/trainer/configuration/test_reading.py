@@ -1,7 +1,5 @@
 """Strict configuration: what is wrong is named with its key, its value and what to do, in one line."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """The run's configuration: defaults in one place, plugins' own sections, a file that gives the same run back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

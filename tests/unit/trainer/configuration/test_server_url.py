@@ -1,7 +1,5 @@
 """Each server is named once, however its address is written."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_core.errors import ConfigError

@@ -1,13 +1,11 @@
 """Tiny tokenizers, made on the spot, and ways to look at what is supervised."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
 from multiprocessing import forkserver
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -19,9 +17,6 @@ from spec_trainer.data import row_encoder
 from spec_trainer.data.dataset import load_dataset
 
 from ....chat_templates import CHATML, stretches
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPECIALS = [
     "<|endoftext|>",

@@ -1,7 +1,5 @@
 """Global batches are a pure function of the step; ranks and engines only partition them."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Which tokens of a conversation are supervised."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """Files and row shapes to samples, and what the report says about the rest."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

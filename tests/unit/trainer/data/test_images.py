@@ -1,7 +1,5 @@
 """Rows with images: what is read, the tokens that images take, and images that cannot be used."""
 
-from __future__ import annotations
-
 import base64
 import os
 import resource

@@ -1,11 +1,9 @@
 """A rendering that the run directory keeps: taken where it was made from the same, and only there."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +16,6 @@ from spec_trainer.data.render_process import RenderProcess
 
 from ....chat_templates import CHATML
 from .conftest import VOCAB
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS = [
     {

@@ -1,7 +1,5 @@
 """Layout of micro-batches: packed, padded and empty."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

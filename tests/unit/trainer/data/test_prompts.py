@@ -1,7 +1,5 @@
 """Prompts: what of a row the target is to answer."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Limits of the rendering of a chat template, and the ends of its process."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Rows that several processes render: the same samples, the same report, the same errors."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Files of rows that are cut, packed too much, or in another encoding."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -1,8 +1,6 @@
-from __future__ import annotations
-
 import shutil
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +9,6 @@ from spec_core.errors import RunError
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
 from spec_trainer.data.store import open_dataset, saved_dataset
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def dataset() -> Dataset:

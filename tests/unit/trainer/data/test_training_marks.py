@@ -1,7 +1,5 @@
 """Answers that the data marks as not to be trained."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_core.errors import DataError

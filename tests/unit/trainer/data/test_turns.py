@@ -1,7 +1,5 @@
 """Text that a target generated is supervised, in the context in which a server had it generate that."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_core.errors import DataError

@@ -1,7 +1,5 @@
 """Cycles and their prompts are pure functions of the configuration and a number."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 

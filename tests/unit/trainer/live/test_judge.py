@@ -1,7 +1,5 @@
 """Two drafts are compared answer by answer, and a difference that chance explains is none."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,8 +1,6 @@
 """States of a live request become a sample only if each row belongs to the request's own token."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,9 +14,6 @@ from spec_trainer.live.kept_states import take_states
 from spec_trainer.live.traffic import Traffic, with_states
 
 from ...kit.hosting.update_server import ANSWER, Server, running_server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SCHEMA = FeatureSchema(layers=(1, 3), hidden_size=4, dtype="bfloat16")
 KEY = "ab" * 8

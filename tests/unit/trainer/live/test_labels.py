@@ -1,7 +1,5 @@
 """Acceptance is told by the label of requests, whose number is bounded whatever servers say."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,19 +1,14 @@
 """Prometheus reads a page of figures; clients that send nothing or nonsense keep nobody from it."""
 
-from __future__ import annotations
-
 import http.client
 import socket
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 from spec_core.errors import ConfigError
 from spec_trainer.live.metrics_page import Metric, MetricsPage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

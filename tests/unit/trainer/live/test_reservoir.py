@@ -1,7 +1,5 @@
 """A reservoir keeps requests for one purpose each, within its bounds, and draws a cycle's samples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Requests outlive their process in one file, within its limits, and nothing of them is left when they are gone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3
@@ -9,7 +7,7 @@ import stat
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +19,6 @@ from spec_trainer.live.kept_request import KeptRequest, KeptRequests
 from spec_trainer.live.reservoir import Reservoir
 from spec_trainer.live.retention import RetainedRequests, open_retained
 from spec_trainer.run.directory import RunDirectory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LONGEST, VOCABULARY = 16, 50_000
 

@@ -1,10 +1,8 @@
 """A server that hangs delays no stop, and one that fails again and again fills no log."""
 
-from __future__ import annotations
-
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,9 +10,6 @@ from spec_trainer.live import traffic
 from spec_trainer.live.traffic import Traffic
 
 from ...kit.hosting.test_program_replicas import ANSWER, Server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROW = {"prompt": [5, 6], "answer": [7, 8, 9], "label": "chat", "states": None}
 

@@ -1,28 +1,21 @@
 """Features in folders: made by hand, and by a capture of a tiny target."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from spec_core.records import FeatureSchema
+from spec_core.records import DraftBatch, FeatureSchema
 from spec_trainer.cli.commands.capture import resolve_capture, run_capture
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.packing import empty_batch
 from spec_trainer.data.report import DataReport
 from spec_trainer.offline.folder import FeatureFolder
 from spec_trainer.offline.index import INDEX_FILE, FeatureIdentity, data_digest, digest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from spec_core.records import DraftBatch
 
 SHARD_BYTES = 40_000
 """Seven samples of ten tokens: the 20 samples of ``words`` make three shards."""

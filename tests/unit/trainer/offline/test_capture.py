@@ -1,7 +1,5 @@
 """The folder that a capture makes, in one process: what is in it, and how it goes on."""
 
-from __future__ import annotations
-
 import shutil
 from collections import namedtuple
 

@@ -1,7 +1,5 @@
 """Who owns a folder of features, and what an interrupted capture leaves in it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

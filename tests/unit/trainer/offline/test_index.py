@@ -1,7 +1,5 @@
 """index.json: what it says comes back, and what is not as it was written is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One file of features: bit for bit what was captured, or an error that names it."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """data.features before a start: what fits is opened, everything else is one line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

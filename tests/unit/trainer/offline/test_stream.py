@@ -1,7 +1,5 @@
 """A rank's micro-batches from a folder: those that an engine would have sent."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Combinations of settings: each is refused by its line, and a configuration that shows none passes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Data of which no answer ends as the target's answers do is warned of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The hours of a run: a bound by its arithmetic before it starts, its own pace afterwards."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

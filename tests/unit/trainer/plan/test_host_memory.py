@@ -1,16 +1,11 @@
 """The memory left on a host, by files as the kernel writes them for both versions of cgroups."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
 
 from spec_trainer.plan.host_memory import free_host_bytes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIB = 1 << 20
 

@@ -1,7 +1,5 @@
 """Memory that an engine needs for images, as a plan counts it before anything starts."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sizes of a run before anything is built, against the very modules, optimizers and files."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """From words to a run: layers, defaults, what is checked and what is not created."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 In simulated traffic, answers differ: each has its own chance that a guess is accepted.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

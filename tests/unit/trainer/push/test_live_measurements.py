@@ -1,7 +1,5 @@
 """When the draft of a run is measured, and which record says what came of it."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace

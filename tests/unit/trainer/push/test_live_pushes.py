@@ -1,7 +1,5 @@
 """When a run pushes, what it leaves out, and that no failure of a push reaches its loop."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future
 

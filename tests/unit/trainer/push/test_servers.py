@@ -1,7 +1,5 @@
 """Whether a run can push is known before it starts, where that is known on the host of the command."""
 
-from __future__ import annotations
-
 from textwrap import dedent
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Reports in Chromium: nothing is cut at the width of a phone, and text can be read in both colour schemes."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """report.html: one file with everything in it, made of whatever there is."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Samples of very different lengths, balanced over ranks by the costs of real drafts for real targets."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """A run item by item: each sample once, in an order that needs no state."""
 
-from __future__ import annotations
-
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_strategy_fsdp.strategy import FsdpStrategy

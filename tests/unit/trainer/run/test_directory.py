@@ -1,7 +1,5 @@
 """The run directory: whose it is, who is in it, and what is left in it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """The dispatcher: admission in the order of the schedule inside the window, whatever the engines do."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Folders that are whole, and that one engine would still refuse or read in another way."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

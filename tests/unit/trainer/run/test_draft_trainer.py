@@ -1,7 +1,5 @@
 """Exported folders appear whole or not at all."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

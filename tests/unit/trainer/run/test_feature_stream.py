@@ -1,7 +1,5 @@
 """A rank's micro-batches from a real receiver: every sample in its place, whenever it arrives."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs that end before their draft has learned much are warned of, with words that help."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_trainer.configuration.run import TrainConfig

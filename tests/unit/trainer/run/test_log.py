@@ -1,10 +1,8 @@
 """Every data-parallel rank writes its samples, process 0 the metrics."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +14,6 @@ from spec_trainer.run.draft_trainer import BatchShare
 from spec_trainer.run.log import RunLog, cut_records
 from spec_trainer.run.metrics import read_metrics
 from spec_trainer.run.records import Row, TrainedRow, read_records
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def share(run, *sample_ids: int) -> BatchShare:

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,11 +9,8 @@ from spec_core.strategy import DataParallel
 from spec_core.validation import validate
 from spec_launcher_local.launcher import LocalLauncher
 from spec_strategy_fsdp.strategy import FsdpStrategy
-from spec_trainer.configuration.run import run_config_type
+from spec_trainer.configuration.run import AnyRunConfig, run_config_type
 from spec_trainer.run.members import members, on_hosts
-
-if TYPE_CHECKING:
-    from spec_trainer.configuration.run import AnyRunConfig
 
 
 def config(

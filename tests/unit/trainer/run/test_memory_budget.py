@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from spec_core.errors import ConfigError

@@ -1,7 +1,5 @@
 """metrics.jsonl: every step once, whatever happened."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_core.errors import RunError

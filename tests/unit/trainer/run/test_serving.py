@@ -1,7 +1,5 @@
 """Last lines of commands that made or measured a draft: what it is worth, and how to serve it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace

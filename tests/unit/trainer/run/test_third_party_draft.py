@@ -1,7 +1,5 @@
 """Drafts and engines of third parties: which method serves a draft, and who checks an export."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Seconds by name add up."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Installed trackers have keys, and a run opens those that it asks for."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -1,15 +1,13 @@
 """Checkpoints: whole or not at all, rotated, the best one kept; a damaged one says so."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -26,9 +24,6 @@ from spec_trainer.training.checkpoint.folder import CheckpointMeta, check_whole,
 from spec_trainer.training.checkpoint.resume import CommandCheckpoints, checkpoint_to_resume
 from spec_trainer.training.checkpoint.store import CheckpointStore
 from spec_trainer.training.checkpoint.store import read_weights as read_weights_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Weights(DraftTrainer):

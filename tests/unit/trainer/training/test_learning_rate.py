@@ -1,7 +1,5 @@
 """Learning rates against values worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from spec_trainer.configuration.run import TrainConfig

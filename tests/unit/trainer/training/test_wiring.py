@@ -1,7 +1,5 @@
 """An engine starts for a run only with the embedding and the head that the trainer reads."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 

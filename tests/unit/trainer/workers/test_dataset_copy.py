@@ -1,7 +1,5 @@
 """The dataset on a host that does not see the run directory."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Which failure is the root of those that follow from it."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

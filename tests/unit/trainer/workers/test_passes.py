@@ -1,7 +1,5 @@
 """A pass has no token that its engine adds after an end token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

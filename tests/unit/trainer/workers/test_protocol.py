@@ -1,7 +1,5 @@
 """Messages survive JSON."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Decoders that answer when the test lets them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Replacements of engines are counted over a day, each engine by itself."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

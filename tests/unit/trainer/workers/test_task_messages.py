@@ -1,7 +1,5 @@
 """A rank gets the part of a run that the controller has, and no file has its samples."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

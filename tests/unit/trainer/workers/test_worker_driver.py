@@ -1,7 +1,5 @@
 """The driver of a run by workers, with a launcher that starts nothing."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

@@ -1,27 +1,20 @@
 """The entry of every worker, in real processes of the local launcher."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from spec_core import WorkerSpec
+from spec_core import Launcher, WorkerHandle, WorkerSpec
 from spec_launcher_local.launcher import LocalLauncher
 from spec_testing.launcher_suite import construct, message, received
 from spec_trainer.workers.protocol import Begin, Failed, WorkerOrder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from spec_core import Launcher, WorkerHandle
 
 
 @pytest.fixture

@@ -1,21 +1,14 @@
 """Programs of the workers that ``test_worker_main`` starts; they import next to nothing."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
 
 from spec_core.errors import ConfigError
-from spec_trainer.workers.protocol import Ready
-
-if TYPE_CHECKING:
-    from contextlib import ExitStack
-
-    from spec_trainer.workers.protocol import WorkerOrder
-    from spec_trainer.workers.worker_main import ControllerLink
+from spec_trainer.workers.protocol import Ready, WorkerOrder
+from spec_trainer.workers.worker_main import ControllerLink
 
 
 def obedient(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:

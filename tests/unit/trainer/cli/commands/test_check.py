@@ -1,7 +1,5 @@
 """``spec-trainer check``: each step has its own verdict; one failure hides no other."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 

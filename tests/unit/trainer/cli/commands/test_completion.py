@@ -1,7 +1,5 @@
 """Real shells in a terminal of their own complete names of files that hold code, and run nothing of it."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

@@ -1,7 +1,5 @@
 """``spec-trainer check`` without a backend: what a maintainer would ask."""
 
-from __future__ import annotations
-
 import json
 from importlib import metadata
 from types import SimpleNamespace

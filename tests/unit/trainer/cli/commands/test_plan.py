@@ -1,7 +1,5 @@
 """A plan as text for people."""
 
-from __future__ import annotations
-
 from spec_trainer.cli.commands.plan import with_sizes
 
 

@@ -1,19 +1,14 @@
 """The table of plugins survives whatever a stranger's plugin does."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from spec_trainer.cli.commands import plugins as plugin_table
 
 from .....distributions import write_distribution
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 PROBE = """\
 from spec_backend_cpu.backend import CpuBackend

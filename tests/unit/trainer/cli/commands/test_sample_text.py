@@ -1,7 +1,5 @@
 """Samples as text: nothing is lost or added, and what is marked is what the loss mask says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

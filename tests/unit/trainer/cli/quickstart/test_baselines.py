@@ -1,7 +1,5 @@
 """The two drafts without training: their probabilities and their guesses."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The quickstart end to end at a toy size: files, training, measurements, report; its cache."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +13,6 @@ from spec_trainer.cli.quickstart.tiny_target import (
     continuation_chat,
     tiny_target_cache_key,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DOCUMENTS = [
     Document(

@@ -1,7 +1,5 @@
 """A row of each benchmark, as its data set has it, and the questions that are made of it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from types import SimpleNamespace

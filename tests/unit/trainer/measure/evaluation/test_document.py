@@ -1,7 +1,5 @@
 """Notes on two greedy texts that differ, and on too few tokens."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Right answers as in GSM8K and MMLU, and the last number or letter of a text."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 
 import pytest

@@ -1,7 +1,5 @@
 """Times of tokens, and what is made of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Passes over a workload: their order, what is timed, what is counted."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

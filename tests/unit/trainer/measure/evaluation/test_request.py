@@ -1,7 +1,5 @@
 """Requests for an evaluation that are accepted, and refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """FILE.jsonl and its meta file: grows by whole lines, goes on after any end, keeps out what does not belong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,9 +1,8 @@
 """One row, answered turn by turn with answers that the test makes up, and what training reads of it."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +13,6 @@ from spec_trainer.data.tokens import Encoder
 from spec_trainer.measure.regeneration.conversation import open_conversation
 
 from .....chat_templates import CHATML, byte_tokenizer, stretches
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 THOUGHTLESS = CHATML.replace(
     "m.content +",

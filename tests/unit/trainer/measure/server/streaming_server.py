@@ -4,17 +4,13 @@ Its answer to a prompt is a function of the prompt: a number of parts, each of s
 prefill's token, each later one the tokens of a verification.
 """
 
-from __future__ import annotations
-
 import json
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Any
 
 NUM_DRAFT_TOKENS = 3
 

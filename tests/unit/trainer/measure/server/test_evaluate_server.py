@@ -1,7 +1,5 @@
 """``evaluate --server`` against servers that count what they do; every figure is compared with their own counts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,14 +1,12 @@
 """Whatever a server streams, an answer is one line or the text, in time."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +14,6 @@ from spec_core.errors import EngineError
 from spec_trainer.measure.server.load import ask_at_once
 from spec_trainer.measure.server.openai_server import OpenAiServer
 from spec_trainer.measure.server.questions import COMPLETION, Question
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 LIMIT_S = 20.0
 OPTIONS = {"max_tokens": 4}

@@ -1,7 +1,5 @@
 """As ``sglang/srt/entrypoints/engine.py``: the scheduler is a spawned process, answers come back on an event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

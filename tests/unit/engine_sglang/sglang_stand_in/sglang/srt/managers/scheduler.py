@@ -1,7 +1,5 @@
 """As SGLang's scheduler process: batches of at most ``chunked_prefill_size`` tokens, the last prompt cut to fit."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
