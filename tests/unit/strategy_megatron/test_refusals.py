@@ -3,11 +3,12 @@
 import pytest
 
 from spec_core.errors import ConfigError
-from spec_core.records import ShardHints, TensorParallelHints
+from spec_core.records import ShardHints
 from spec_core.validation import validate
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_draft_mtp.draft import MtpDraft
+from spec_kit.sharding import TensorParallelHints
 from spec_testing.toy_target import toy_target
 
 from ...mtp_targets import write_config

@@ -10,8 +10,8 @@ from spec_kit.drafting import Size
 
 if TYPE_CHECKING:
     from spec_core import TargetSpec
-    from spec_core.records import TensorParallelHints
     from spec_kit.drafting import Json, Shapes
+    from spec_kit.sharding import TensorParallelHints
 
 ARCHITECTURE = "DFlash2DraftModel"
 OWN_FIELDS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import TargetSpec
-    from spec_core.records import TensorParallelHints
     from spec_kit.drafting import Json, Shapes
+    from spec_kit.sharding import TensorParallelHints
 
 ARCHITECTURE = "Qwen3DSparkModel"
 _OWN_FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.errors import ArtifactError, ConfigError
-from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
+from spec_core.records import FeatureSchema, ShardHints
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.mla_shape import LATENT_SIZES, MLA_ARCHITECTURE, MlaShape
 from spec_draft_eagle3.shape import ARCHITECTURE, Eagle3Shape
@@ -22,6 +22,7 @@ from spec_kit.drafting import (
     num_weights,
     parallel_mask_token,
 )
+from spec_kit.sharding import TensorParallelHints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from spec_core import TargetSpec
-    from spec_core.records import TensorParallelHints
     from spec_kit.drafting import Json, Shapes
+    from spec_kit.sharding import TensorParallelHints
 
 BIAS = "mlp.gate.e_score_correction_bias"
 """Name in the layer of the constant that is added to the experts' scores before the best are chosen."""

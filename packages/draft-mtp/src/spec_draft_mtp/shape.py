@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import TargetSpec
-    from spec_core.records import TensorParallelHints
     from spec_kit.drafting import Json, Shapes
+    from spec_kit.sharding import TensorParallelHints
 
 SIZES = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")
 """Sizes that engines take from the target's configuration."""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import TargetSpec
-    from spec_core.records import TensorParallelHints
     from spec_kit.drafting import Json, Shapes
+    from spec_kit.sharding import TensorParallelHints
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 """Eagle3's architecture name. vLLM puts ``Eagle3`` before any other name, P-EAGLE's names included, and does

@@ -31,7 +31,7 @@ from spec_strategy_megatron.divided_tokens import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.records import TensorParallelHints
+    from spec_kit.sharding import TensorParallelHints
 
 
 @dataclass(frozen=True)

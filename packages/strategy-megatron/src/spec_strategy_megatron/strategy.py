@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from spec_core import DataParallel, Strategy, StrategyConfig, TrainedWeight, TrainStep, to_device_async
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import Availability
+from spec_kit.sharding import TensorParallelHints
 from spec_strategy_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from spec_core import StateFolder, TargetSpec, TargetTensors, VocabularyOps
-    from spec_core.records import DraftBatch, ShardHints, StepOutput, TensorParallelHints
+    from spec_core.records import DraftBatch, ShardHints, StepOutput
     from spec_kit.sharding import FlatShard
     from spec_strategy_megatron.held_weights import HeldWeights
 
@@ -84,7 +85,7 @@ class MegatronStrategy(Strategy):
     def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
         """Raise ConfigError if heads, channels or a vocabulary cannot be divided evenly (S10)."""
         assert isinstance(config, MegatronConfig)
-        parts, divided = config.tensor_parallel, hints.tensor_parallel
+        parts, divided = config.tensor_parallel, _hints_of(hints)
         if config.sequence_parallel and parts > 1 and not (divided and divided.each_token):
             raise ConfigError(
                 "strategy.sequence_parallel=true needs a draft that says which of its modules work on each token by "
@@ -130,7 +131,7 @@ class MegatronStrategy(Strategy):
         self._mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("data", "tensor"))
         self._everyone = dist.new_group(list(range(world_size)))
         alone = [dist.new_group([rank]) for rank in range(world_size)][dist.get_rank()]
-        self._hints = hints.tensor_parallel if parts > 1 else None
+        self._hints = _hints_of(hints) if parts > 1 else None
         if parts > 1 and self._hints is None and dist.get_rank() == 0:
             logger.warning("the draft does not say how it may be divided: %d ranks compute the same", parts)
         tensor = self._mesh.get_group("tensor")
@@ -378,3 +379,9 @@ def _quiet() -> Generator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"megatron\.")
         yield
+
+
+def _hints_of(hints: ShardHints) -> TensorParallelHints | None:
+    """Return the hints in the terms that this strategy knows, or None if the draft has none in them."""
+    own = hints.tensor_parallel
+    return own if isinstance(own, TensorParallelHints) else None

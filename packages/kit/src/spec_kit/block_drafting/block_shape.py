@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 import pydantic
 from pydantic import Field, NonNegativeInt
 
-from spec_core.records import TensorParallelHints
 from spec_kit.drafting import (
     CapturedLayers,
     DecoderConfig,
@@ -20,6 +19,7 @@ from spec_kit.drafting import (
     layer_range_problem,
     read_layers,
 )
+from spec_kit.sharding import TensorParallelHints
 
 if TYPE_CHECKING:
     from pathlib import Path

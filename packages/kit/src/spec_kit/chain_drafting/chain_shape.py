@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from spec_core.records import TensorParallelHints
 from spec_kit.drafting import (
     CapturedLayers,
     DecoderConfig,
@@ -18,6 +17,7 @@ from spec_kit.drafting import (
     head_fields,
     read_layers,
 )
+from spec_kit.sharding import TensorParallelHints
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ import pydantic
 from pydantic import Field
 
 from spec_core.config import DraftConfig
-from spec_core.records import TensorParallelHints
 from spec_kit.drafting.draft_files import Json, Size, section
 from spec_kit.drafting.draft_shape import DraftShape
+from spec_kit.sharding import TensorParallelHints
 from spec_kit.targets.rope_parameters import draft_rope, read_rope, rope_fields, rope_problem, rotary_values
 
 if TYPE_CHECKING:

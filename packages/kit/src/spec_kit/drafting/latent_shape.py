@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from spec_core.records import TensorParallelHints
 from spec_kit.drafting.decoder_shape import DecoderShape
 from spec_kit.drafting.draft_files import Size  # noqa: TC001 (pydantic evaluates annotations)
+from spec_kit.sharding import TensorParallelHints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

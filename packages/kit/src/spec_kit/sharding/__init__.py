@@ -1,8 +1,9 @@
-"""This library saves, loads and gathers sharded tensors for strategies (docs/libraries/sharding.md)."""
+"""This library is for strategies: sharded tensors, and hints how to divide a module (docs/libraries/sharding.md)."""
 
 from typing import TYPE_CHECKING
 
 from spec_kit.lazy import lazy_names
+from spec_kit.sharding.tensor_parallel_hints import TensorParallelHints
 
 if TYPE_CHECKING:
     from spec_kit.sharding.dealing import Parts, map_dealt
@@ -15,6 +16,7 @@ __all__ = [
     "FlatShard",
     "Parts",
     "SafetensorsFolder",
+    "TensorParallelHints",
     "load_sharded",
     "map_dealt",
     "read_full",
