@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from spec_core.state_folder import TensorFile
+
 new_digest = functools.partial(hashlib.blake2b, digest_size=16)
 """Creates the hash object for the checksum of a checkpoint's file."""
 
@@ -75,7 +77,7 @@ class SafetensorsFolder(StateFolder):
         """Return whether the folder has a file ``name``."""
         return (self.path / name).is_file()
 
-    def open_tensors(self, name: str) -> Any:
+    def open_tensors(self, name: str) -> TensorFile:
         """Return an open safetensors file (``safetensors.safe_open``), to be used in a ``with`` statement."""
         from safetensors import safe_open
 
