@@ -67,7 +67,7 @@ test-ray: install ## the launcher ray: its whole contract, and runs
 	SPEC_TEST_ALL_OF_RAY=1 $(BIN)/pytest tests/contract/test_ray_launcher.py tests/integration/test_ray_runs.py tests/integration/test_ray_hosts.py
 
 test-megatron: install ## the strategy megatron: its whole contract, and runs
-	SPEC_TEST_ALL_OF_MEGATRON=1 $(BIN)/pytest tests/contract/test_megatron_strategy.py tests/unit/strategy_megatron tests/contract/test_eagle3_draft.py tests/contract/test_dflash_draft.py tests/contract/test_dflash2_draft.py tests/contract/test_dspark_draft.py tests/contract/test_mtp_draft.py tests/contract/test_peagle_draft.py -k "Megatron or strategy_megatron or d13"
+	SPEC_TEST_ALL_OF_MEGATRON=1 $(BIN)/pytest tests/contract/test_megatron_strategy.py tests/unit/strategy_megatron tests/contract/test_drafts.py -k "Megatron or strategy_megatron or d13"
 
 test-targets: $(TARGETS)/fetched ## the recipes with the genuine config.json, tokenizers and chat templates; needs npm
 	SPEC_TEST_TARGETS=$(TARGETS) $(BIN)/pytest tests/docs/test_genuine_targets.py

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +25,7 @@ from spec_kit.targets.rope_parameters import rope_problem
 from spec_kit.targets.target_reader import read_target, read_target_tensors
 from spec_kit.targets.target_types import TARGET_TYPES, WRAPPERS
 
+from ..docs.recipes import write_shapes
 from .tiny_targets import HIDDEN, LAYERS, VOCABULARY, save_small_target, small_config, telling_options
 
 ROOT = Path(__file__).parents[2]
@@ -183,7 +183,9 @@ def test_shapes_that_a_config_leaves_out_are_those_of_transformers(name, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps(SPARSE[name]))
     theirs = AutoConfig.from_pretrained(tmp_path).get_text_config()
     wide = [theirs.vocab_size, theirs.hidden_size]
-    write_empty_tensors(tmp_path, {"model.embed_tokens.weight": wide, "model.norm.weight": wide[1:]})
+    write_shapes(
+        tmp_path / "model.safetensors", {"model.embed_tokens.weight": wide, "model.norm.weight": wide[1:]}
+    )
     target = read_target(tmp_path)
     own_head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     assert (target.vocab_size, target.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
@@ -195,19 +197,6 @@ def test_shapes_that_a_config_leaves_out_are_those_of_transformers(name, tmp_pat
     assert target.norm_eps == theirs.rms_norm_eps
     activation = "hidden_activation" if "gemma" in name else "hidden_act"
     assert target.hidden_act == getattr(theirs, activation)
-
-
-def write_empty_tensors(folder: Path, shapes: dict[str, list[int]]) -> None:
-    """Files of safetensors that take no room: zeros that are never written."""
-    start, header = 0, {}
-    for name, shape in shapes.items():
-        stop = start + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, stop]}
-        start = stop
-    text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + start)
 
 
 def is_whole(rope: dict[str, Any]) -> bool:

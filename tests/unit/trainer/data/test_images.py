@@ -246,25 +246,14 @@ def animated(kind):
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><rect width="9" height="9"/></svg>'
 TEXTS = (
-    b"",
-    b"\0",
-    b"no image",
-    b"\x89PNG\r\n\x1a\n",
-    b"\xff\xd8\xff",
-    b"GIF89a",
-    b"RIFF\0\0\0\0WEBP",
-    b"BM",
-    SVG,
-)
-TEXTS += (
-    b"%PDF-1.7\n",
-    b"%!PS-Adobe-3.0 EPSF-3.0\n",
-    b"P6\n2 2\n255\n" + bytes(12),
-    b"\x93NUMPY",
-    b"PK\3\4",
-    b"{}",
-)
-TEXTS += (b"II*\0" + bytes(20), b"MM\0*" + bytes(20), bytes(range(256)), b"\0\0\1\0", b"8BPS\0\1", b"qoif")
+    b"", b"\0", b"no image", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"BM", SVG,
+    b"%PDF-1.7\n", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"P6\n2 2\n255\n" + bytes(12), b"\x93NUMPY", b"PK\3\4", b"{}",
+    b"II*\0" + bytes(20), b"MM\0*" + bytes(20), bytes(range(256)), b"\0\0\1\0", b"8BPS\0\1", b"qoif",
+)  # fmt: skip
+HEADERS = (
+    (30_000, 30_000), (1 << 31, 1), (65_535, 65_535), (2**31 - 1, 2**31 - 1), (0, 0), (0, 5), (5, 0), (9_460, 9_460),
+    (13_378, 13_378), (100, 100), (1, 89_478_486), (300_000, 300), (10_000, 9_000),
+)  # fmt: skip
 BAD_BYTES: dict[str, bytes] = {
     **{f"bytes {number}: {text[:12]!r}": text for number, text in enumerate(TEXTS)},
     **{
@@ -273,21 +262,7 @@ BAD_BYTES: dict[str, bytes] = {
         for share in (0.02, 0.1, 0.3, 0.5, 0.7, 0.9)
     },
     **{f"animated {kind}": animated(kind) for kind in ("GIF", "PNG", "WEBP")},
-    **{
-        f"header of {width}x{height}": header_of(width, height)
-        for width, height in (
-            *(
-                (30_000, 30_000),
-                (1 << 31, 1),
-                (65_535, 65_535),
-                (2**31 - 1, 2**31 - 1),
-                (0, 0),
-                (0, 5),
-                (5, 0),
-            ),
-            *((9_460, 9_460), (13_378, 13_378), (100, 100), (1, 89_478_486), (300_000, 300), (10_000, 9_000)),
-        )
-    },
+    **{f"header of {width}x{height}": header_of(width, height) for width, height in HEADERS},
     **{
         f"{w}x{h} pixels": encoded(pixels(w, h))
         for w, h in ((300, 1), (1, 300), (1000, 2), (2, 1000), (201, 1))
@@ -297,6 +272,26 @@ BAD_BYTES: dict[str, bytes] = {
         for kind in ("TIFF", "PPM", "TGA", "ICO", "PCX", "SGI", "DDS", "EPS", "PDF")
     },
 }
+OUTSIDE = r"""
+    ../secret.png ../media/../secret.png sub/../../secret.png ./../secret.png /etc/passwd ../media2/a.png
+    .. / file:///etc/passwd file://../secret.png file:///%2e%2e/etc/passwd file://%2e%2e/secret.png
+    sub/../../../etc/passwd ~/a.png //etc/passwd ....//secret.png ..\secret.png /etc/../etc/passwd
+    media/../../secret.png file:/etc/passwd file:a.png
+"""
+NETWORK = """
+    http://127.0.0.1/a.png https://example.com/a.png HTTPS://example.com/a.png ftp://h/a.png
+    s3://bucket/a.png gs://bucket/a.png hf://datasets/a.png Http:a.png https:a.png
+"""
+DATA_URIS = (
+    "data:", "data:,", "data:image/png", "data:image/png,", "data:image/png;base64", "data:;base64,",
+    "data:image/png;base64,", "data:image/png;base64,!!!!", "data:image/png;base64,iVBOR", "data:base64,",
+    uri(media="text/plain"), uri(media="application/octet-stream"), uri(media="video/mp4"), uri(media=""),
+    uri(media="imagepng"), uri(media="text/html;image/png"), uri()[:-5], uri()[:200], uri() + "=", uri()[:40],
+    uri().replace(";base64", ""), uri().replace(";base64", ";base32"), uri().replace(",", ";"), uri(SVG),
+    uri().replace("+", " ", 1).replace("A", "*", 1), uri(b"no image"), uri(header_of(30_000, 30_000)),
+    uri(SVG, "image/svg+xml"), uri() + uri(), "data:image/png;base64," + "A" * 4_000, "DATA:text/plain,x",
+)  # fmt: skip
+OTHER_TYPES = (None, 0, 1.5, True, [], ["a.png"], {}, {"url": None}, {"file": "a.png"}, {"url": 3}, [[]])
 BAD_REFERENCES: dict[str, object] = {
     "missing": "missing.png",
     "missing folder": "none/a.png",
@@ -319,120 +314,10 @@ BAD_REFERENCES: dict[str, object] = {
     "dangling link": "dangling.png",
     "circle of links": "circle.png",
     "not readable as UTF-8": "\udcff.png",
-    **{
-        f"outside by {path}": path
-        for path in (
-            *(
-                "../secret.png",
-                "../media/../secret.png",
-                "sub/../../secret.png",
-                "./../secret.png",
-                "/etc/passwd",
-            ),
-            *(
-                "../media2/a.png",
-                "..",
-                "/",
-                "file:///etc/passwd",
-                "file://../secret.png",
-                "file:///%2e%2e/etc/passwd",
-            ),
-            *(
-                "file://%2e%2e/secret.png",
-                "sub/../../../etc/passwd",
-                "~/a.png",
-                "//etc/passwd",
-                "....//secret.png",
-            ),
-            *(
-                "..\\secret.png",
-                "/etc/../etc/passwd",
-                "media/../../secret.png",
-                "file:/etc/passwd",
-                "file:a.png",
-            ),
-        )
-    },
-    **{
-        f"network by {address[:20]}": address
-        for address in (
-            *(
-                "http://127.0.0.1/a.png",
-                "https://example.com/a.png",
-                "HTTPS://example.com/a.png",
-                "ftp://h/a.png",
-            ),
-            *("s3://bucket/a.png", "gs://bucket/a.png", "hf://datasets/a.png", "Http:a.png", "https:a.png"),
-        )
-    },
-    **{
-        f"data URI {number}": text
-        for number, text in enumerate(
-            (
-                *(
-                    "data:",
-                    "data:,",
-                    "data:image/png",
-                    "data:image/png,",
-                    "data:image/png;base64",
-                    "data:;base64,",
-                ),
-                *(
-                    "data:image/png;base64,",
-                    "data:image/png;base64,!!!!",
-                    "data:image/png;base64,iVBOR",
-                    "data:base64,",
-                ),
-                *(
-                    uri(media="text/plain"),
-                    uri(media="application/octet-stream"),
-                    uri(media="video/mp4"),
-                    uri(media=""),
-                ),
-                *(
-                    uri(media="imagepng"),
-                    uri(media="text/html;image/png"),
-                    uri()[:-5],
-                    uri()[:200],
-                    uri() + "=",
-                    uri()[:40],
-                ),
-                *(
-                    uri().replace(";base64", ""),
-                    uri().replace(";base64", ";base32"),
-                    uri().replace(",", ";"),
-                    uri(SVG),
-                ),
-                *(
-                    uri().replace("+", " ", 1).replace("A", "*", 1),
-                    uri(b"no image"),
-                    uri(header_of(30_000, 30_000)),
-                ),
-                *(
-                    uri(SVG, "image/svg+xml"),
-                    uri() + uri(),
-                    "data:image/png;base64," + "A" * 4_000,
-                    "DATA:text/plain,x",
-                ),
-            )
-        )
-    },
-    **{
-        f"reference {value!r:.30}": value
-        for value in (
-            None,
-            0,
-            1.5,
-            True,
-            [],
-            ["a.png"],
-            {},
-            {"url": None},
-            {"file": "a.png"},
-            {"url": 3},
-            [[]],
-        )
-    },
+    **{f"outside by {path}": path for path in OUTSIDE.split()},
+    **{f"network by {address[:20]}": address for address in NETWORK.split()},
+    **{f"data URI {number}": text for number, text in enumerate(DATA_URIS)},
+    **{f"reference {value!r:.30}": value for value in OTHER_TYPES},
 }
 BAD_ROWS: dict[str, object] = {
     "thousands of images": asked(*[shown("a.png")] * 10_000, "What?"),
