@@ -35,20 +35,11 @@ def pytest_collection_finish() -> None:
 
 
 _COMMON = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.25,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
+    "initializer_range": 0.25, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
     "pad_token_id": 0,
-}
+}  # fmt: skip
 _SHAPES = {
     # Gemma multiplies embeddings by sqrt(H), norms by (1 + weight), and caps its logits.
     "gemma2": {"final_logit_softcapping": 3.0, "sliding_window": 64, "tie_word_embeddings": True},

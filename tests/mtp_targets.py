@@ -23,14 +23,9 @@ _LATENT = {
     "v_head_dim": 5,
 }
 _CORRECTED = {
-    "moe_intermediate_size": 12,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "num_nextn_predict_layers": 1,
-}
+    "moe_intermediate_size": 12, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
+    "norm_topk_prob": True, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1,
+}  # fmt: skip
 KINDS: Mapping[str, dict[str, Any]] = {
     "qwen3_5_moe": {
         "architectures": ["Qwen3_5MoeForCausalLM"],

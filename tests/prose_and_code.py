@@ -15,17 +15,10 @@ STRIDE = 48
 """Tokens from the beginning of a prompt to the beginning of the next one."""
 SEEDS = 4
 WORDS = (
-    "data.eval_samples=0",
-    "train.schedule=constant",
-    "train.lr=5e-3",
-    "train.warmup_steps=10",
-    "train.global_batch_tokens=1024",
-    "optimizer.name=muon",
-    "optimizer.matrix_rate=2.857",
-    "optimizer.betas=[0.8,0.95]",
-    "draft.num_steps=3",
-    "draft.step_decay=1.0",
-)
+    "data.eval_samples=0", "train.schedule=constant", "train.lr=5e-3", "train.warmup_steps=10",
+    "train.global_batch_tokens=1024", "optimizer.name=muon", "optimizer.matrix_rate=2.857",
+    "optimizer.betas=[0.8,0.95]", "draft.num_steps=3", "draft.step_decay=1.0",
+)  # fmt: skip
 """The quickstart's configuration of a draft, with smaller steps at a constant rate."""
 
 

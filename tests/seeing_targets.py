@@ -187,17 +187,10 @@ def _save_gemma(folder: Path, hidden_size: int, head_dim: int, patch: int, *, tw
         "eos_token_id": 258,
     }
     vision = {
-        "num_hidden_layers": 2,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "patch_size": patch,
-        "pooling_kernel_size": 2,
-        "position_embedding_size": 512,
-        "default_output_length": 70,
-    }
+        "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 8, "patch_size": patch, "pooling_kernel_size": 2,
+        "position_embedding_size": 512, "default_output_length": 70,
+    }  # fmt: skip
     config = transformers.AutoConfig.for_model(
         GEMMA,
         text_config=text,

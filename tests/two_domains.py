@@ -15,14 +15,9 @@ from spec_trainer.cli import app as cli
 DOMAINS = {"old": range(3, 50), "new": range(50, 97)}
 """Tokens of each domain: each token has one successor, in its domain."""
 WORDS = (
-    "data.eval_samples=0",
-    "train.schedule=constant",
-    "train.lr=3e-3",
-    "train.warmup_steps=5",
-    "train.global_batch_tokens=512",
-    "draft.num_steps=3",
-    "draft.layers=[1,2,3]",
-)
+    "data.eval_samples=0", "train.schedule=constant", "train.lr=3e-3", "train.warmup_steps=5",
+    "train.global_batch_tokens=512", "draft.num_steps=3", "draft.layers=[1,2,3]",
+)  # fmt: skip
 """Configuration of drafts for the target below, in training and in ``follow``."""
 
 

@@ -38,14 +38,9 @@ ELSEWHERE = {
 HERE = {"--engine": "hf", "--backend": "cpu", "--max-new-tokens": "4"}
 """Options of a command -> their values here."""
 SIZES = {
-    "engine.name": "hf",
-    "train.steps": "2",
-    "train.push_every": "1",
-    "train.serve_every": "1",
-    "decode.every": "1",
-    "decode.prompts": "2",
-    "decode.max_new_tokens": "4",
-}
+    "engine.name": "hf", "train.steps": "2", "train.push_every": "1", "train.serve_every": "1",
+    "decode.every": "1", "decode.prompts": "2", "decode.max_new_tokens": "4",
+}  # fmt: skip
 """Keys of a command -> their values here."""
 ROWS = {
     "mt_bench": {"prompt": ["Who is it?", "Why?"]},

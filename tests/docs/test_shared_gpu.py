@@ -45,18 +45,11 @@ def write_target(folder: Path) -> None:
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     queries, keys = 128 * config["num_attention_heads"], 128 * config["num_key_value_heads"]
     layer = {
-        "input_layernorm": [hidden],
-        "post_attention_layernorm": [hidden],
-        "self_attn.q_norm": [128],
-        "self_attn.k_norm": [128],
-        "self_attn.q_proj": [queries, hidden],
-        "self_attn.k_proj": [keys, hidden],
-        "self_attn.v_proj": [keys, hidden],
-        "self_attn.o_proj": [hidden, queries],
-        "mlp.gate_proj": [wide, hidden],
-        "mlp.up_proj": [wide, hidden],
-        "mlp.down_proj": [hidden, wide],
-    }
+        "input_layernorm": [hidden], "post_attention_layernorm": [hidden], "self_attn.q_norm": [128],
+        "self_attn.k_norm": [128], "self_attn.q_proj": [queries, hidden], "self_attn.k_proj": [keys, hidden],
+        "self_attn.v_proj": [keys, hidden], "self_attn.o_proj": [hidden, queries],
+        "mlp.gate_proj": [wide, hidden], "mlp.up_proj": [wide, hidden], "mlp.down_proj": [hidden, wide],
+    }  # fmt: skip
     shapes = {"model.embed_tokens": [config["vocab_size"], hidden], "lm_head": [config["vocab_size"], hidden]}
     shapes |= {"model.norm": [hidden]}
     for index in range(config["num_hidden_layers"]):

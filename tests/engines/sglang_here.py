@@ -23,16 +23,10 @@ RIG = Path(__file__).parents[1] / "rigs" / "fake_sgl_kernel"
 START = Path(__file__).parent / "rig_start"
 STANDS_IN_FOR = "0.5.23"
 ARGS = {
-    "device": "cpu",
-    "prefill_attention_backend": "intel_amx",
-    "decode_attention_backend": "intel_amx",
-    "sampling_backend": "pytorch",
-    "disable_cuda_graph": True,
-    "disable_radix_cache": True,
-    "max_total_tokens": 8192,
-    "max_running_requests": 16,
-    "mem_fraction_static": 0.3,
-}
+    "device": "cpu", "prefill_attention_backend": "intel_amx", "decode_attention_backend": "intel_amx",
+    "sampling_backend": "pytorch", "disable_cuda_graph": True, "disable_radix_cache": True,
+    "max_total_tokens": 8192, "max_running_requests": 16, "mem_fraction_static": 0.3,
+}  # fmt: skip
 
 
 def _reason() -> str:

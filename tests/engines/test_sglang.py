@@ -43,14 +43,8 @@ LAYERS = (0, 3, 8)
 def test_latencies_of_loads_are_those_that_a_client_measures(llama, trained_draft, tmp_path) -> None:
     """The whole command, as it is run on a GPU. It comes first: an idle SGLang polls, and would cost it a core."""
     command = [
-        sys.executable,
-        "-m",
-        "benchmarks.gpu.sglang_evaluation",
-        "--backend",
-        "cpu",
-        "--output",
-        tmp_path,
-    ]
+        sys.executable, "-m", "benchmarks.gpu.sglang_evaluation", "--backend", "cpu", "--output", tmp_path,
+    ]  # fmt: skip
     command += ["--target", llama, "--draft", trained_draft("eagle3").folder, "--repeated", 2]
     command += ["--draft-tokens", NUM_DRAFT_TOKENS, "--new-tokens", 30, "--concurrency", "1,2,4,8", "--"]
     command += ["engine.dtype=float32", f"engine.batch_tokens={BATCH_TOKENS}"]

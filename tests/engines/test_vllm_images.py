@@ -105,14 +105,9 @@ def test_a_run_on_pictures_does_what_one_with_the_reference_engine_does(
         rows.append({"messages": [question("What is seen?", pictures), answer]})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = {
-        "target": target,
-        "data.path": tmp_path / "rows.jsonl",
-        "data.eval_samples": 0,
-        "train.steps": 6,
-        "train.warmup_steps": 1,
-        "train.global_batch_tokens": 200,
-        "draft.num_steps": 2,
-    }
+        "target": target, "data.path": tmp_path / "rows.jsonl", "data.eval_samples": 0, "train.steps": 6,
+        "train.warmup_steps": 1, "train.global_batch_tokens": 200, "draft.num_steps": 2,
+    }  # fmt: skip
     vllm = {"engine__name": "vllm", "engine__batch_tokens": 256, "engine__kv_cache_bytes": 64 << 20}
     vllm |= {f"engine__args__{key}": value for key, value in VLLM_ARGS.items()}
     with Lab(tmp_path, keys, "") as lab:

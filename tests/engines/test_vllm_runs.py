@@ -25,15 +25,10 @@ VLLM = {
     **{f"engine__args__{key}": value for key, value in VLLM_ARGS.items()},
 }
 DECODING = {
-    "decode__every": STEPS // 2,
-    "decode__prompts": 8,
-    "decode__max_new_tokens": 30,
-    "decode__temperature": 0,
-    "decode__num_draft_tokens": 3,
-    "train__push_every": STEPS // 2,
-    "train__lr": 8e-3,
-    "train__global_batch_tokens": 256,
-}
+    "decode__every": STEPS // 2, "decode__prompts": 8, "decode__max_new_tokens": 30,
+    "decode__temperature": 0, "decode__num_draft_tokens": 3, "train__push_every": STEPS // 2,
+    "train__lr": 8e-3, "train__global_batch_tokens": 256,
+}  # fmt: skip
 START_S = 540.0
 """A run starts two vLLMs, and other tests use the machine meanwhile."""
 

@@ -37,16 +37,10 @@ class Server(PageServer):
 
     def __init__(self, target: Path, draft: Path, folder: Path, method: str = "eagle3") -> None:
         here = {
-            "dtype": "float32",
-            "max-model-len": 200,
-            "enforce-eager": True,
-            "tokens-only": True,
-            "kv-cache-memory-bytes": 64 << 20,
-            "block-size": BLOCK,
-            "num-gpu-blocks-override": 24,
-            "max-num-batched-tokens": 2 * BLOCK,
-            "max-num-seqs": CONCURRENCY,
-        }
+            "dtype": "float32", "max-model-len": 200, "enforce-eager": True, "tokens-only": True,
+            "kv-cache-memory-bytes": 64 << 20, "block-size": BLOCK, "num-gpu-blocks-override": 24,
+            "max-num-batched-tokens": 2 * BLOCK, "max-num-seqs": CONCURRENCY,
+        }  # fmt: skip
         command = shell_block("spec_engine_vllm").replace('"eagle3"', f'"{method}"')
         super().__init__(command, folder, target, draft, draft, here)
 

@@ -12,17 +12,9 @@ _ROWS = {
     "mt_bench": {"prompt": ["Say it.", "Say more."], "category": "x"},
 }
 _NAMES = [
-    "../gsm8k",
-    "/gsm8k",
-    "gsm8k/../gsm8k",
-    "gsm8k:0",
-    "gsm8k:-1",
-    "gsm8k:x",
-    "gsm8k:" + "9" * 30,
-    ",",
-    "x",
+    "../gsm8k", "/gsm8k", "gsm8k/../gsm8k", "gsm8k:0", "gsm8k:-1", "gsm8k:x", "gsm8k:" + "9" * 30, ",", "x",
     "gsm8k:1:1",
-]
+]  # fmt: skip
 _ANSWERS = [9, -1, "Z", "a", "", None, 1.5, True, [1], 10**30]
 
 

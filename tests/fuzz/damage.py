@@ -14,18 +14,8 @@ ODD_VALUES: list[Any] = [
     [1, 2, 3], ["x"], {"x": 1}, {"": {}}, [True], [2.5], ["x"] * 1_000,
 ]  # fmt: skip
 _ODD_TEXTS = [
-    "",
-    "null",
-    "[]",
-    "{}",
-    "0",
-    '"x"',
-    "[" * 100_000,
-    '{"a":' * 100_000,
-    "9" * 5_000,
-    "\ufeff",
-    "\x00" * 9,
-]
+    "", "null", "[]", "{}", "0", '"x"', "[" * 100_000, '{"a":' * 100_000, "9" * 5_000, "\ufeff", "\x00" * 9,
+]  # fmt: skip
 
 
 def damage_bytes(file: Path, draw: random.Random) -> str:

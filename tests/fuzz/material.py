@@ -97,15 +97,9 @@ def run_words(root: Path, kind: str, output: Path) -> list[object]:
     data = root / "tokens.jsonl"
     cycles = ["decode.every=2", "decode.prompts=2", "decode.max_new_tokens=4", "train.push_every=2"]
     words = [
-        "--target",
-        root / "target",
-        "--data",
-        data,
-        "--output",
-        output,
-        "data.eval_samples=2",
+        "--target", root / "target", "--data", data, "--output", output, "data.eval_samples=2",
         "train.steps=4",
-    ]
+    ]  # fmt: skip
     return [*words, "train.save_every=2", "train.eval_every=2", *(cycles if kind == "cycles" else [])]
 
 

@@ -49,13 +49,9 @@ WORDS = [
     "data.eval_samples=0",
 ]
 MAY_GROW = {
-    "run directory: files": 4,
-    "retained requests: KiB": 8,
-    "follow: MiB": 48.0,
-    "server: MiB": 48.0,
-    "follow: descriptors": 2,
-    "server: descriptors": 2,
-}
+    "run directory: files": 4, "retained requests: KiB": 8, "follow: MiB": 48.0, "server: MiB": 48.0,
+    "follow: descriptors": 2, "server: descriptors": 2,
+}  # fmt: skip
 """Growth that is none: the first pushed draft, what allocators keep, a connection that is open at a look."""
 
 

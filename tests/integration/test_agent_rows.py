@@ -16,15 +16,9 @@ pytestmark = pytest.mark.slow
 CITIES = ("Oslo", "Rome", "Lima", "Bonn", "Kiev", "Baku", "Doha", "Riga")
 TARGET_STEPS = 200
 WORDS = (
-    "data.eval_samples=0",
-    "train.schedule=constant",
-    "train.lr=5e-3",
-    "train.warmup_steps=5",
-    "train.global_batch_tokens=512",
-    "train.steps=80",
-    "draft.num_steps=3",
-    "draft.layers=[1,2,3]",
-)
+    "data.eval_samples=0", "train.schedule=constant", "train.lr=5e-3", "train.warmup_steps=5",
+    "train.global_batch_tokens=512", "train.steps=80", "draft.num_steps=3", "draft.layers=[1,2,3]",
+)  # fmt: skip
 
 
 def conversation(city: str, degrees: int) -> list[dict]:

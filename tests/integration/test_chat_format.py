@@ -122,15 +122,8 @@ def test_what_is_trained_regenerated_and_evaluated_is_rendered_alike(
         assert json.loads((place / draft / "chat.json").read_text()) == recorded
 
     measure = [
-        "evaluate",
-        *common,
-        "--draft-model",
-        "run/draft",
-        "--max-new-tokens",
-        "2",
-        "--temperature",
-        "0",
-    ]
+        "evaluate", *common, "--draft-model", "run/draft", "--max-new-tokens", "2", "--temperature", "0",
+    ]  # fmt: skip
     line = command_line(*measure, "--prompts", "prompts.jsonl", ON).error
     assert line.startswith("draft run/draft was made with data.chat_template_kwargs={'enable")
     assert run([*answer, "--output", "on.jsonl", ON]) == 0

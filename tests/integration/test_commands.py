@@ -40,14 +40,10 @@ def words(peaked_target: Path, rows_file: Path) -> Callable[..., list[str]]:
     def build(output: Path, *overrides: str) -> list[str]:
         flags = ["--target", str(peaked_target), "--data", str(rows_file), "--output", str(output)]
         keys = {
-            "train.steps": STEPS,
-            "train.lr": 3e-3,
-            "train.warmup_steps": 2,
-            "train.global_batch_tokens": 128,
-            "train.save_every": 5,
-            "train.eval_every": 6,
+            "train.steps": STEPS, "train.lr": 3e-3, "train.warmup_steps": 2,
+            "train.global_batch_tokens": 128, "train.save_every": 5, "train.eval_every": 6,
             "draft.num_steps": 2,
-        }
+        }  # fmt: skip
         return [*flags, *(f"{key}={value}" for key, value in keys.items()), *overrides]
 
     return build
@@ -85,13 +81,9 @@ def summary(output: Path) -> dict[str, Any]:
 def test_light_commands_do_not_import_torch():
     """In one process, one after the other: what one of them had imported would stay."""
     light = [
-        ["--help"],
-        ["--version"],
-        ["train", "--help"],
-        ["plan", "--help"],
-        ["plugins"],
+        ["--help"], ["--version"], ["train", "--help"], ["plan", "--help"], ["plugins"],
         ["plugins", "--json"],
-    ]
+    ]  # fmt: skip
     code = (
         "import sys; from spec_trainer.cli.app import run\n"
         f"for command in {light!r}:\n"

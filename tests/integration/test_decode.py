@@ -68,22 +68,12 @@ def untrained(tmp_path_factory, make_target, rows_file: Path) -> launching.Lab:
 
 def lab_of(folder: Path, target: Path, rows: Path) -> launching.Lab:
     keys = {
-        "target": target,
-        "data.path": rows,
-        "data.eval_samples": 6,
-        "data.max_length": 24,
-        "train.steps": STEPS,
-        "train.lr": 5e-3,
-        "optimizer.betas": "[0.8,0.95]",
-        "train.warmup_steps": 3,
-        "train.global_batch_tokens": 400,
-        "train.push_every": EVERY,
-        "decode.every": EVERY,
-        "decode.prompts": 16,
-        "decode.max_new_tokens": 24,
-        "decode.temperature": 0,
+        "target": target, "data.path": rows, "data.eval_samples": 6, "data.max_length": 24,
+        "train.steps": STEPS, "train.lr": 5e-3, "optimizer.betas": "[0.8,0.95]", "train.warmup_steps": 3,
+        "train.global_batch_tokens": 400, "train.push_every": EVERY, "decode.every": EVERY,
+        "decode.prompts": 16, "decode.max_new_tokens": 24, "decode.temperature": 0,
         "decode.num_draft_tokens": 3,
-    }
+    }  # fmt: skip
     return launching.Lab(folder, keys, "")
 
 

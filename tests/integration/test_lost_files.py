@@ -33,15 +33,9 @@ def test_directory_of_two_trainers(lab: Lab) -> None:
 def words(peaked_target: Path, rows_file: Path, tmp_path: Path) -> list[object]:
     """A run of this process."""
     return [
-        "train",
-        "--target",
-        peaked_target,
-        "--data",
-        rows_file,
-        "--output",
-        tmp_path / "run",
+        "train", "--target", peaked_target, "--data", rows_file, "--output", tmp_path / "run",
         "train.steps=3",
-    ]
+    ]  # fmt: skip
 
 
 def test_directory_of_one_process(

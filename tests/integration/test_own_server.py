@@ -48,14 +48,8 @@ def words(make_target, port, tmp_path) -> list[str]:
     keys = [f"target={target}", f"output={tmp_path / 'run'}", f"follow.serve.address=127.0.0.1:{port}"]
     keys += ["draft.layers=[1,2,3]", "draft.num_steps=2", "train.global_batch_tokens=256", "train.lr=1e-3"]
     return [
-        "follow",
-        "--serve",
-        "serving",
-        *keys,
-        "data.eval_samples=0",
-        "follow.every=8",
-        "follow.poll_s=0.05",
-    ]
+        "follow", "--serve", "serving", *keys, "data.eval_samples=0", "follow.every=8", "follow.poll_s=0.05",
+    ]  # fmt: skip
 
 
 def ask(port: int, num: int, seed: int) -> None:

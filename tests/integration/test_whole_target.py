@@ -26,22 +26,13 @@ from ..transformers_target import Transformer
 HEAD = "mtp.safetensors"
 _FULL: dict[str, object] = {"layer_types": ["full_attention"] * 8}
 _ROUTED: dict[str, object] = {
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-}
+    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+    "moe_intermediate_size": 16, "first_k_dense_replace": 1,
+}  # fmt: skip
 _LATENT: dict[str, object] = {
-    "q_lora_rank": 12,
-    "kv_lora_rank": 8,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 8,
+    "q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
     "num_key_value_heads": 4,
-}
+}  # fmt: skip
 KINDS: dict[str, dict[str, object]] = {
     "qwen3_5_text": _FULL,
     "qwen3_5_moe_text": {
@@ -136,16 +127,8 @@ def test_a_target_is_exported_with_its_trained_head(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(rows_file.read_text().splitlines(keepends=True)[:3]))
     evaluate = [
-        "evaluate",
-        "--target",
-        copy,
-        "--draft-model",
-        copy,
-        "--prompts",
-        prompts,
-        "--max-new-tokens",
-        8,
-    ]
+        "evaluate", "--target", copy, "--draft-model", copy, "--prompts", prompts, "--max-new-tokens", 8,
+    ]  # fmt: skip
     evaluated = command_line(*evaluate, "--json")
     assert evaluated.code == 0
     assert json.loads(evaluated.out)["outputs_equal"]

@@ -23,16 +23,9 @@ def blocks(page: str, language: str) -> list[str]:
 
 def test_the_pages_are_found():
     kinds = {
-        "a-backend",
-        "a-draft",
-        "an-engine",
-        "an-engine-that-speculates",
-        "a-launcher",
-        "an-optimizer",
-        "a-strategy",
-        "a-tracker",
-        "a-weight-transport",
-    }
+        "a-backend", "a-draft", "an-engine", "an-engine-that-speculates", "a-launcher", "an-optimizer",
+        "a-strategy", "a-tracker", "a-weight-transport",
+    }  # fmt: skip
     assert PAGES.keys() == {f"write-{kind}" for kind in kinds}
 
 

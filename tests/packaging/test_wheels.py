@@ -89,15 +89,9 @@ def test_entry_points_are_those_that_the_sources_declare(wheels, name):
 def test_built_ins_take_the_same_road_as_third_parties(wheels):
     groups = {group: set(names) for name in OURS for group, names in entry_points_of(wheels[name]).items()}
     assert groups.keys() >= {
-        "spec_core.backends",
-        "spec_core.drafts",
-        "spec_core.engines",
-        "spec_core.launchers",
-        "spec_core.optimizers",
-        "spec_core.strategies",
-        "spec_core.trackers",
-        "spec_core.weight_transports",
-    }
+        "spec_core.backends", "spec_core.drafts", "spec_core.engines", "spec_core.launchers",
+        "spec_core.optimizers", "spec_core.strategies", "spec_core.trackers", "spec_core.weight_transports",
+    }  # fmt: skip
     parts = {"spec_core.kernels", "spec_core.target_types"}
     for folder in THIRD_PARTIES:
         assert entry_points_of(wheels[folder.name]).keys() < groups.keys() | parts

@@ -70,13 +70,7 @@ IN_THE_LOOP = """\
 """The generation prompt belongs to the last message, so none is there without messages. Calls are not written."""
 
 OWN_TEMPLATES = {
-    "chatml": CHATML,
-    "thinking": THINKING,
-    "reads parts": READS_PARTS,
-    "no prompt": NO_PROMPT,
-    "late system": LATE_SYSTEM,
-    "nested": NESTED,
-    "harmony": HARMONY,
-    "next header": NEXT_HEADER,
+    "chatml": CHATML, "thinking": THINKING, "reads parts": READS_PARTS, "no prompt": NO_PROMPT,
+    "late system": LATE_SYSTEM, "nested": NESTED, "harmony": HARMONY, "next header": NEXT_HEADER,
     "in the loop": IN_THE_LOOP,
-}
+}  # fmt: skip

@@ -23,13 +23,9 @@ SEED = 11
 LENGTHS = [9, 1, 14, 2, 3, 23]
 GAPS = [0, 2, 0, 3, 1, 4]
 LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 100.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+    "rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 
 

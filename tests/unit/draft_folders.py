@@ -22,18 +22,10 @@ from .draft_batches import LLAMA3, random_documents, step_arguments
 from .draft_parts import make_target, make_tensors
 
 QWEN3_FIELDS = {
-    "attention_bias": False,
-    "head_dim": 8,
-    "hidden_act": "silu",
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "max_position_embeddings": 64,
-    "model_type": "qwen3",
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-06,
-    "vocab_size": 29,
-}
+    "attention_bias": False, "head_dim": 8, "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24,
+    "max_position_embeddings": 64, "model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06, "vocab_size": 29,
+}  # fmt: skip
 """Fields of config.json that folders of other trainers share, for drafts of ``make_target``."""
 
 

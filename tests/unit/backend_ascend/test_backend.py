@@ -8,15 +8,10 @@ from spec_backend_ascend.backend import AscendBackend, AscendConfig
 from spec_core.errors import ConfigError
 
 OURS = (
-    "PYTORCH_NPU_ALLOC_CONF",
-    "TASK_QUEUE_ENABLE",
-    "HCCL_CONNECT_TIMEOUT",
-    "HCCL_EXEC_TIMEOUT",
-    "HCCL_BUFFSIZE",
-    "HCCL_HOST_SOCKET_PORT_RANGE",
-    "HCCL_NPU_SOCKET_PORT_RANGE",
+    "PYTORCH_NPU_ALLOC_CONF", "TASK_QUEUE_ENABLE", "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT",
+    "HCCL_BUFFSIZE", "HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE",
     "ASCEND_RT_VISIBLE_DEVICES",
-)
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

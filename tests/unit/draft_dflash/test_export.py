@@ -41,13 +41,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 SMALL = {"num_layers": 2, "block_size": 4}
 MIXED = {"layer_types": (SLIDING, FULL), "sliding_window": 9, "block_size": 8}
 EVERY_OPTION = {
-    **MIXED,
-    "layers": (1, 3, 6),
-    "head_dim": 6,
-    "num_heads": 2,
-    "intermediate_size": 20,
-    "mask_token_id": 5,
-}
+    **MIXED, "layers": (1, 3, 6), "head_dim": 6, "num_heads": 2, "intermediate_size": 20, "mask_token_id": 5,
+}  # fmt: skip
 
 
 export = partial(draft_folders.export, cases)
@@ -193,16 +188,10 @@ def test_transformers_reads_the_same_rotary_embeddings(tmp_path):
 
 
 COMMON = {
-    **QWEN3_FIELDS,
-    "architectures": ["DFlashDraftModel"],
-    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
-    "attention_dropout": 0.0,
-    "bos_token_id": 0,
-    "eos_token_id": 3,
-    "initializer_range": 0.02,
-    "num_target_layers": 36,
-    "use_cache": True,
-}
+    **QWEN3_FIELDS, "architectures": ["DFlashDraftModel"],
+    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"}, "attention_dropout": 0.0, "bos_token_id": 0,
+    "eos_token_id": 3, "initializer_range": 0.02, "num_target_layers": 36, "use_cache": True,
+}  # fmt: skip
 
 
 def test_published_draft_of_the_old_style_is_read(tmp_path):

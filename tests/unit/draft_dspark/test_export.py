@@ -93,21 +93,12 @@ def test_config_has_deepspecs_fields_and_the_nested_ones(tmp_path):
     export(tmp_path, make_target(num_layers=36), num_layers=3, block_size=7, markov_head="gated")
     layers = [1, 9, 17, 25, 33]
     expected = {
-        "architectures": ["Qwen3DSparkModel"],
-        "model_type": "qwen3",
-        "num_hidden_layers": 3,
-        "num_target_layers": 36,
-        "block_size": 7,
-        "layer_types": ["full_attention"] * 3,
-        "tie_word_embeddings": False,
-        "mask_token_id": 28,
-        "target_layer_ids": layers,
-        "markov_rank": RANK,
-        "markov_head_type": "gated",
-        "enable_confidence_head": True,
-        "confidence_head_with_markov": True,
+        "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "num_hidden_layers": 3,
+        "num_target_layers": 36, "block_size": 7, "layer_types": ["full_attention"] * 3,
+        "tie_word_embeddings": False, "mask_token_id": 28, "target_layer_ids": layers, "markov_rank": RANK,
+        "markov_head_type": "gated", "enable_confidence_head": True, "confidence_head_with_markov": True,
         "dflash_config": {"mask_token_id": 28, "target_layer_ids": layers},
-    }
+    }  # fmt: skip
     fields = read_fields(tmp_path)
     assert {key: fields[key] for key in expected} == expected
     # vLLM from 0.27 on takes its absence for true, 0.26 does so with and without it.

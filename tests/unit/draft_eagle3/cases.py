@@ -25,13 +25,9 @@ if TYPE_CHECKING:
 Draft = Eagle3Draft
 KERNEL_AND_CHUNKED = (KERNELS.get, no_kernel)
 MLA = {
-    "attention": "mla",
-    "q_lora_rank": 12,
-    "kv_lora_rank": 10,
-    "qk_nope_head_dim": 6,
-    "qk_rope_head_dim": 4,
+    "attention": "mla", "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
     "v_head_dim": 7,
-}
+}  # fmt: skip
 
 
 def make_config(**options) -> Eagle3Config:

@@ -31,17 +31,12 @@ from . import cases
 from .cases import MLA
 
 LAYER = [
-    "midlayer.hidden_norm.weight",
-    "midlayer.input_layernorm.weight",
-    "midlayer.mlp.down_proj.weight",
-    "midlayer.mlp.gate_proj.weight",
-    "midlayer.mlp.up_proj.weight",
-    "midlayer.post_attention_layernorm.weight",
-    "midlayer.self_attn.k_proj.weight",
-    "midlayer.self_attn.o_proj.weight",
-    "midlayer.self_attn.q_proj.weight",
+    "midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight", "midlayer.mlp.down_proj.weight",
+    "midlayer.mlp.gate_proj.weight", "midlayer.mlp.up_proj.weight",
+    "midlayer.post_attention_layernorm.weight", "midlayer.self_attn.k_proj.weight",
+    "midlayer.self_attn.o_proj.weight", "midlayer.self_attn.q_proj.weight",
     "midlayer.self_attn.v_proj.weight",
-]
+]  # fmt: skip
 REDUCED = {"vocab_size": 11, "num_steps": 3}
 WITHOUT_NORMS = {"fc_norm": False, "norm_output": False}
 TWO_LAYERS = {"num_layers": 2, **REDUCED}

@@ -164,14 +164,10 @@ def test_the_folder_has_deepseeks_tensors_and_fields(tmp_path):
         if ".self_attn." in name
     }
     assert found == {
-        "q_a_proj.weight": (12, 32),
-        "q_a_layernorm.weight": (12,),
-        "q_b_proj.weight": (4 * 10, 12),
-        "kv_a_proj_with_mqa.weight": (14, 32),
-        "kv_a_layernorm.weight": (10,),
-        "kv_b_proj.weight": (4 * 13, 10),
-        "o_proj.weight": (16, 28),
-    }
+        "q_a_proj.weight": (12, 32), "q_a_layernorm.weight": (12,), "q_b_proj.weight": (4 * 10, 12),
+        "kv_a_proj_with_mqa.weight": (14, 32), "kv_a_layernorm.weight": (10,),
+        "kv_b_proj.weight": (4 * 13, 10), "o_proj.weight": (16, 28),
+    }  # fmt: skip
     fields = read_fields(tmp_path)
     expected = {
         "architectures": ["Eagle3DeepseekV2ForCausalLM"],

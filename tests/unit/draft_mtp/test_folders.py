@@ -18,18 +18,10 @@ from .stitched_copy import assert_copied_around_the_head, export, write_in_two_f
 
 ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 0, 0], "mrope_interleaved": True}
 TEXT = {
-    "model_type": "qwen3_5_text",
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 29,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": ROPE,
-    "attn_output_gate": True,
-    "mtp_num_hidden_layers": 1,
-}
+    "model_type": "qwen3_5_text", "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 29, "rms_norm_eps": 1e-6, "rope_parameters": ROPE,
+    "attn_output_gate": True, "mtp_num_hidden_layers": 1,
+}  # fmt: skip
 
 
 def write_target(folder, **changes):

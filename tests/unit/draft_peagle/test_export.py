@@ -26,17 +26,10 @@ from . import cases
 from .cases import make_config
 
 SPECULATORS = {
-    "architectures": ["PEagleSpeculator"],
-    "speculators_model_type": "peagle",
-    "mask_token_id": 28,
-    "draft_vocab_size": 9,
-    "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
-    "norm_before_residual": False,
-    "norm_before_fc": False,
-    "fc_norm": False,
-    "norm_output": False,
-    "embed_requires_grad": False,
-}
+    "architectures": ["PEagleSpeculator"], "speculators_model_type": "peagle", "mask_token_id": 28,
+    "draft_vocab_size": 9, "eagle_aux_hidden_state_layer_ids": [2, 4, 5], "norm_before_residual": False,
+    "norm_before_fc": False, "fc_norm": False, "norm_output": False, "embed_requires_grad": False,
+}  # fmt: skip
 
 
 class TestPEagleFolder(DraftFolderSuite):

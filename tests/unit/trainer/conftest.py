@@ -30,17 +30,10 @@ def make_schedule() -> Callable[..., BatchSchedule]:
         samples = [_sample(number, length) for number, length in enumerate([*lengths, *held_out])]
         train, rest = samples[: len(lengths)], samples[len(lengths) :]
         defaults = {
-            "global_batch_tokens": 20,
-            "shuffle": False,
-            "seed": 0,
-            "data_parallel_ranks": (0,),
-            "accumulation": 1,
-            "balance": "cost",
-            "capture_tokens": 100,
-            "total_steps": None,
-            "epochs": 1,
+            "global_batch_tokens": 20, "shuffle": False, "seed": 0, "data_parallel_ranks": (0,),
+            "accumulation": 1, "balance": "cost", "capture_tokens": 100, "total_steps": None, "epochs": 1,
             "eval_every": 0,
-        }
+        }  # fmt: skip
         dataset = Dataset(tuple(train), tuple(rest), DataReport())
         if "ranks" in settings:
             settings["data_parallel_ranks"] = tuple(range(settings.pop("ranks")))

@@ -45,14 +45,10 @@ def test_labels_may_hold_whatever_prometheus_own_client_escapes():
 
 def test_a_histogram_is_summed_and_ascending():
     lines = [
-        'h_bucket{engine="0",le="+Inf"} 9',
-        'h_bucket{engine="0",le="0.1"} 3.0',
-        'h_bucket{engine="1",le="0.1"} 4',
-        'h_bucket{engine="0",le="0.025"} 1',
-        'h_bucket{engine="0",le="NaN"} 1',
-        'h_bucket{engine="0",le="x"} 1',
-        "h_sum 3.5",
-    ]
+        'h_bucket{engine="0",le="+Inf"} 9', 'h_bucket{engine="0",le="0.1"} 3.0',
+        'h_bucket{engine="1",le="0.1"} 4', 'h_bucket{engine="0",le="0.025"} 1',
+        'h_bucket{engine="0",le="NaN"} 1', 'h_bucket{engine="0",le="x"} 1', "h_sum 3.5",
+    ]  # fmt: skip
     metrics = ServerMetrics("\n".join(lines))
     assert metrics.histogram("h") == ((0.025, 1), (0.1, 7), (float("inf"), 9))
     assert metrics.histogram("other") == ()

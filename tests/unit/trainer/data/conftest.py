@@ -19,18 +19,9 @@ from spec_trainer.data.dataset import load_dataset
 from ....chat_templates import CHATML, stretches
 
 SPECIALS = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|start|>",
-    "<|message|>",
-    "<|end|>",
-    "<|return|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<s>",
-    "</s>",
-]
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|message|>", "<|end|>", "<|return|>",
+    "<|user|>", "<|assistant|>", "<s>", "</s>",
+]  # fmt: skip
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.",
     "What is two and two? Four, I think.",

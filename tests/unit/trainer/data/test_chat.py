@@ -240,15 +240,8 @@ TEMPLATES = {
 
 def random_conversation(draw, length=20):
     words = [
-        "a",
-        " b ",
-        "fox\n",
-        "<|im_end|>",
-        "<|im_end|> ",
-        "",
-        "<think>\nx\n</think>\n\ny",
-        "Four,  I think",
-    ]
+        "a", " b ", "fox\n", "<|im_end|>", "<|im_end|> ", "", "<think>\nx\n</think>\n\ny", "Four,  I think",
+    ]  # fmt: skip
     roles = ["user", "assistant"] if draw.random() < 0.7 else ["user", "assistant", "assistant", "user"]
     spoken = [
         (roles[i % len(roles)], "".join(draw.choices(words, k=draw.randint(0, 3)))) for i in range(length)

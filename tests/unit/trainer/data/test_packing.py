@@ -38,16 +38,8 @@ def test_unpacked_documents_are_padded_to_the_longest():
     assert batch.input_ids_T.tolist() == [1, 2, 3, 0, 0, 5, 6, 7, 8, 9, 3, 4, 0, 0, 0]
     assert batch.host_position_T.tolist() == [0, 1, 2, -1, -1, 0, 1, 2, 3, 4, 0, 1, -1, -1, -1]
     assert batch.loss_mask_T.tolist() == [
-        False,
-        True,
-        True,
-        False,
-        False,
-        True,
-        *[False] * 3,
-        True,
-        *[False] * 5,
-    ]
+        False, True, True, False, False, True, *[False] * 3, True, *[False] * 5,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("packing", [True, False])

@@ -286,15 +286,10 @@ def test_a_draft_that_no_engine_here_serves_is_said_to_be_so():
 
 def figures(temperature, tau):
     return {
-        "temperature": temperature,
-        "acceptance_length": tau,
-        "acceptance_length_per_request": None,
-        "acceptance_per_position": [0.8, 0.51],
-        "generated_tokens": 12345,
-        "tokens_per_s": 200.0,
-        "tokens_per_s_without_draft": 100.0,
-        "speedup": 2.0,
-    }
+        "temperature": temperature, "acceptance_length": tau, "acceptance_length_per_request": None,
+        "acceptance_per_position": [0.8, 0.51], "generated_tokens": 12345, "tokens_per_s": 200.0,
+        "tokens_per_s_without_draft": 100.0, "speedup": 2.0,
+    }  # fmt: skip
 
 
 def test_an_evaluation_is_shown_as_tables():

@@ -28,15 +28,9 @@ def test_cpu_passes():
     report = check_backend("cpu")
     assert report["ok"]
     assert steps(report).keys() >= {
-        "probe",
-        "device",
-        "memory limit",
-        "attention kernel",
-        "2-rank collectives",
-        "transport round trip",
-        "transport, colocated",
-        "transport, disaggregated",
-    }
+        "probe", "device", "memory limit", "attention kernel", "2-rank collectives", "transport round trip",
+        "transport, colocated", "transport, disaggregated",
+    }  # fmt: skip
     assert "torch" in report["versions"]
     assert report["capabilities"]["num_devices"] == 1
     assert report["package"].startswith("spec-backend-cpu ")

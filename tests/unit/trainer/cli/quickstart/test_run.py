@@ -23,19 +23,10 @@ TOY = quickstart.QuickstartSize(
     sampling=SamplingParams(max_new_tokens=8, temperature=1.0, num_draft_tokens=2, stop_at_eos=False),
 )
 CONTRACT = (
-    "acceptance_length_before",
-    "acceptance_length",
-    "acceptance_per_position",
-    "drafted",
-    "accepted",
-    "rounds",
-    "generated_tokens",
-    "outputs_equal",
-    "tokens_per_s",
-    "tokens_per_s_without_draft",
-    "acceptance_length_bigram",
-    "acceptance_length_prompt_lookup",
-)
+    "acceptance_length_before", "acceptance_length", "acceptance_per_position", "drafted", "accepted",
+    "rounds", "generated_tokens", "outputs_equal", "tokens_per_s", "tokens_per_s_without_draft",
+    "acceptance_length_bigram", "acceptance_length_prompt_lookup",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

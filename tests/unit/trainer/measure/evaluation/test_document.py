@@ -103,15 +103,8 @@ def test_acceptance_is_weighted_by_rounds_and_per_request():
     assert document["warnings"] == []
     head, *rows = benchmark_lines({"prompts": 3, **document})
     assert head.split() == [
-        "benchmark",
-        "prompts",
-        "tokens",
-        "tau",
-        "tau/request",
-        "tokens/s",
-        "without",
-        "speed-up",
-    ]
+        "benchmark", "prompts", "tokens", "tau", "tau/request", "tokens/s", "without", "speed-up",
+    ]  # fmt: skip
     assert [row.split()[0] for row in rows] == ["gsm8k", "mbpp", "total"]
     assert rows[-1].split()[1:] == ["3", "15,000", "1.200", "2.000", "3,000.0", "3,000.0", "1.00"]
 

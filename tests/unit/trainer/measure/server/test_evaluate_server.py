@@ -76,15 +76,10 @@ def test_the_request_is_that_of_a_stream_with_its_usage(evaluate, bench):
     body = served.bodies[-1]
     assert body.pop("messages")[0]["content"].startswith("How many hens")
     assert body == {
-        "model": "the model",
-        "max_tokens": 128,
-        "temperature": 0.0,
-        "seed": 7,
-        "ignore_eos": True,
-        "chat_template_kwargs": {"enable_thinking": False},
-        "stream": True,
+        "model": "the model", "max_tokens": 128, "temperature": 0.0, "seed": 7, "ignore_eos": True,
+        "chat_template_kwargs": {"enable_thinking": False}, "stream": True,
         "stream_options": {"include_usage": True},
-    }
+    }  # fmt: skip
 
 
 def test_no_question_is_kept_by_a_server_that_keeps_every_request(evaluate, bench):

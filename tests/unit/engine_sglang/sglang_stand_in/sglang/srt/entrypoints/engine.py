@@ -12,27 +12,12 @@ from sglang.srt.managers.scheduler import run_scheduler_process
 from sglang.srt.plugins import load_plugins
 
 KNOWN = {
-    "model_path",
-    "skip_tokenizer_init",
-    "context_length",
-    "dtype",
-    "tp_size",
-    "chunked_prefill_size",
-    "max_prefill_tokens",
-    "log_level",
-    "random_seed",
-    "mem_fraction_static",
-    "disable_radix_cache",
-    "disable_cuda_graph",
-    "attention_backend",
-    "enforce_disable_flashinfer_allreduce_fusion",
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-    "stand_in_without_plugins",
-}
+    "model_path", "skip_tokenizer_init", "context_length", "dtype", "tp_size", "chunked_prefill_size",
+    "max_prefill_tokens", "log_level", "random_seed", "mem_fraction_static", "disable_radix_cache",
+    "disable_cuda_graph", "attention_backend", "enforce_disable_flashinfer_allreduce_fusion",
+    "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps",
+    "speculative_eagle_topk", "speculative_num_draft_tokens", "stand_in_without_plugins",
+}  # fmt: skip
 
 
 @dataclass
