@@ -19,7 +19,7 @@ PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3
 	tests/integration/test_plugins_of_others.py::test_commands_that_name_none_of_them_are_not_changed \
 	tests/integration/test_own_server.py \
 	tests/integration/test_pushes.py::test_a_draft_is_pushed_by_command \
-	tests/integration/test_resume.py::test_killed_with_9_and_restarted_at_what_the_command_has_written_it_ends_bitwise_the_same \
+	tests/integration/test_resume.py::test_a_run_killed_with_9_and_restarted_ends_bitwise_the_same \
 	tests/packaging/test_third_party_runs.py::test_a_third_partys_draft_trains \
 	tests/packaging/test_wheels.py \
 	tests/unit/strategy_fsdp/test_context_parallel.py::test_any_draft_trains_the_same_over_twenty_steps

@@ -121,7 +121,7 @@ def say_only(link: object, parts: Sequence[Tensor]) -> None:
 
 
 @multi_gpu
-def test_a_sender_killed_while_the_receivers_gpu_waits_for_it_is_lost_and_the_gpu_goes_on():
+def test_a_killed_sender_is_lost_and_the_receivers_gpu_goes_on():
     found = watch_ranks(leave_a_receive_waiting, 2, faults={(1, "fault"): Fault.KILL}, timeout_s=60)[0]
     assert found.trace == ""
     assert found.value == "lost"
@@ -159,7 +159,7 @@ def never(link: object, parts: Sequence[Tensor]) -> None:
 
 
 @multi_gpu
-def test_a_receiver_killed_while_the_senders_gpu_waits_for_it_fails_the_tickets_and_the_gpu_goes_on():
+def test_a_killed_receiver_fails_the_tickets_and_the_senders_gpu_goes_on():
     found = watch_ranks(leave_a_send_waiting, 2, faults={(0, "fault"): Fault.KILL}, timeout_s=60)[1]
     assert found.trace == ""
     # A small sample is through at its sender's end when it lies in NCCL's buffers at the receiver's.
@@ -212,7 +212,7 @@ def take_until_lost(receiver: FeatureReceiver) -> int:
 
 
 @multi_gpu
-def test_what_a_sender_that_is_killed_while_it_streams_has_got_across_is_whole_and_others_go_on():
+def test_samples_of_a_killed_sender_are_whole_and_other_senders_go_on():
     found = watch_ranks(die_while_streaming, 3, faults={(1, "fault"): Fault.KILL}, timeout_s=60)[0]
     assert found.trace == ""
     assert found.value > 0

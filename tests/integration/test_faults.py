@@ -128,7 +128,7 @@ def test_not_ready_in_time(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_after_all_of_it_the_same_command_begins_again_by_itself_and_ends_bitwise_as_if_undisturbed(
+def test_after_all_faults_the_same_command_ends_bitwise_as_if_undisturbed(
     lab: Lab, output: Path, uninterrupted: Path
 ) -> None:
     run = start(lab, output, train__restarts=1)

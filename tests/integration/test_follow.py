@@ -151,9 +151,7 @@ def test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest(lab, ur
     assert (notes["serving_version"], notes["requests"]) == (1, 200)
 
 
-def test_it_learns_from_requests_alone_told_apart_by_label_and_route_and_no_client_makes_up_a_label(
-    lab, monkeypatch, tmp_path, capsys
-) -> None:
+def test_it_learns_from_requests_by_label_and_route(lab, monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0, "labels": ["code", "chat"]}')
     output = tmp_path / "run"
     with live_server.serving(lab.target, lab.draft("old")) as url:
@@ -250,9 +248,7 @@ def is_said(tokens: list[int], output: Path, caplog: Any, capfd: Any) -> bool:
 RETAINED = ["follow.retention.rows=1000", "follow.retention.age_s=3600"]
 
 
-def test_with_retention_a_restart_judges_by_requests_of_before_and_without_it_they_are_gone(
-    lab, url_here, tmp_path
-) -> None:
+def test_only_with_retention_a_restart_judges_by_earlier_requests(lab, url_here, tmp_path) -> None:
     output = tmp_path / "run"
     words = lab.follow_anew(url_here, output, "--draft-model", lab.draft("old"))
     live_server.ask(url_here, [CANARY, *prompts("new", 110, 35)])
@@ -432,9 +428,7 @@ def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(lab, url, tmp_
 
 
 @pytest.mark.slow
-def test_a_draft_begins_with_neither_data_nor_weights_and_a_server_that_returns_gets_it_again(
-    lab, tmp_path
-) -> None:
+def test_a_draft_begins_from_nothing_and_a_returning_server_gets_it_again(lab, tmp_path) -> None:
     output, log = tmp_path / "run", tmp_path / "log"
     port, metrics = live_server.free_port(), f"127.0.0.1:{live_server.free_port()}"
     address = f"http://127.0.0.1:{port}"

@@ -93,7 +93,7 @@ def test_drafts_train_on_pictures_with_an_engine_and_from_features(words, tmp_pa
 MERGED = (*DRAFTS["eagle3"], "draft.image_embeddings=merged")
 
 
-def test_a_draft_with_the_targets_embeddings_of_images_trains_from_features_and_goes_on(words, tmp_path):
+def test_a_draft_with_embeddings_of_images_trains_from_features_and_resumes(words, tmp_path):
     """A folder of its features serves a draft with the placeholder's, too, but not the other way round."""
     settings = (*TRAIN, "train.save_every=1")
     for kind, draft in (("merged", MERGED), ("placeholder", DRAFTS["eagle3"])):

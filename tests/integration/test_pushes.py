@@ -194,7 +194,7 @@ def test_two_that_push_at_the_same_moment_get_two_versions_or_a_refusal(lab, dra
 
 
 @pytest.mark.slow
-def test_a_pusher_that_is_killed_anywhere_leaves_servers_that_answer_and_take_the_next_push(lab, drafts):
+def test_servers_of_a_killed_pusher_answer_and_take_the_next_push(lab, drafts):
     """It is killed before, between and after the commits: ``tests.integration.killed_pushes`` takes all moments.
 
     Its lines are those of the table in ``docs/weight-sync.md``.

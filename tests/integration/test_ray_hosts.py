@@ -54,7 +54,7 @@ def test_a_run_on_three_hosts_without_a_shared_folder_is_that_of_local_bit_for_b
         assert "Traceback" not in (output / "logs" / f"{name}.log").read_text()
 
 
-def test_engines_on_other_hosts_capture_into_a_folder_of_the_own_host_and_ranks_train_from_it(
+def test_engines_of_other_hosts_capture_into_a_folder_that_ranks_train_from(
     lab: Lab, hosts: RayHosts, uninterrupted: Path
 ) -> None:
     folder = hosts.hidden / "features"

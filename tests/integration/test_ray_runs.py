@@ -38,7 +38,7 @@ def workers(output: Path) -> dict[str, psutil.Process]:
 
 
 @pytest.mark.slow
-def test_a_killed_actor_of_an_engine_is_replaced_and_one_of_a_trainer_ends_the_run_with_rank_and_cause(
+def test_a_killed_engine_actor_is_replaced_and_a_killed_trainer_ends_the_run(
     lab: Lab, output: Path, ray_cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three engines and two trainers on a cluster of somebody else; the process of the run itself imports nothing of
@@ -64,7 +64,7 @@ def test_a_killed_actor_of_an_engine_is_replaced_and_one_of_a_trainer_ends_the_r
 
 
 @pytest.mark.slow
-def test_the_same_command_colocated_on_a_cluster_of_its_own_goes_on_bitwise_as_under_local(
+def test_a_colocated_run_on_its_own_cluster_is_bitwise_that_of_local(
     lab: Lab, output: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -76,7 +76,7 @@ def test_the_same_command_colocated_on_a_cluster_of_its_own_goes_on_bitwise_as_u
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif("SPEC_TEST_ALL_OF_RAY" not in os.environ, reason="a minute: make test-ray")
-def test_workers_end_with_rays_node_of_their_host_and_an_engine_starts_again_once_one_comes_back(
+def test_workers_end_with_their_node_and_an_engine_starts_on_the_next_one(
     lab: Lab, uninterrupted: Path
 ) -> None:
     """The engine's node is lost while it starts one in its place; that of a trainer ends the run."""

@@ -56,7 +56,7 @@ def test_asked_to_stop_it_saves_and_exits_130(asked: Path, uninterrupted: Path) 
 
 
 @pytest.mark.slow
-def test_killed_with_9_and_restarted_at_what_the_command_has_written_it_ends_bitwise_the_same(
+def test_a_run_killed_with_9_and_restarted_ends_bitwise_the_same(
     lab: Lab, killed: tuple[Path, int], uninterrupted: Path
 ) -> None:
     """The newest checkpoint is damaged, and a trainer is killed before it is written again. ``test_faults`` has the

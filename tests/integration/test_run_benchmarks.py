@@ -157,7 +157,7 @@ def test_steady_state_goes_by_the_clock_between_the_ends_of_steps():
 
 
 @pytest.mark.usefixtures("on_path")
-def test_every_setting_names_options_of_its_draft_and_stands_beside_goals_if_it_has_some():
+def test_every_setting_names_options_of_its_draft():
     from run_settings import GOALS, SETTINGS, beside_goals, case_fields
     from trainer_step import Case
 

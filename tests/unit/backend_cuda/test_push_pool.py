@@ -159,7 +159,7 @@ def die_under_way(me, stage):
         return "lost"
 
 
-def test_a_sender_killed_while_a_sample_travels_is_lost_and_the_sample_is_not_delivered():
+def test_a_sample_of_a_sender_killed_on_the_way_is_not_delivered():
     outcomes = watch_ranks(die_under_way, 2, Stage(slow, "cpu"), faults={(1, "fault"): Fault.KILL})
     assert outcomes[0].trace == ""
     assert outcomes[0].value == "lost"

@@ -72,7 +72,7 @@ def test_unknown_name_lists_what_is_installed_and_suggests(install):
     assert {"cpu", "planted"} <= set(installed)
 
 
-def test_missing_plugin_that_an_installed_distribution_offers_comes_with_the_pip_line(tmp_path, monkeypatch):
+def test_missing_plugin_that_is_offered_comes_with_the_pip_line(tmp_path, monkeypatch):
     info = tmp_path / "spec_trainer-0.0.7.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
@@ -184,7 +184,7 @@ def test_abstract_methods_that_are_left_are_listed(install):
     assert message.endswith(", transport")
 
 
-def test_a_method_that_the_interface_calls_otherwise_is_named_beside_those_that_are_left(install):
+def test_a_method_that_the_interface_lacks_is_named_beside_missing_ones(install):
     source = """
         from spec_core import Optimizer
 

@@ -236,9 +236,7 @@ def test_proposer_gets_the_targets_states_of_every_verified_position_once(plain_
     torch.testing.assert_close(hidden, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_sampled_output_follows_the_targets_distribution_and_depends_on_the_seed_only(
-    make_target, open_engine
-):
+def test_samples_follow_the_targets_distribution_and_the_seed_alone(make_target, open_engine):
     """Two tokens of a four-word target, by a draft with quite another distribution, against the exact joint one."""
     folder = make_target("llama", vocab_size=4, num_hidden_layers=1, initializer_range=0.6)
     engine = open_engine(folder)

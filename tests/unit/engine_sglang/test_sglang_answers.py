@@ -165,7 +165,7 @@ def test_answers_that_are_not_the_targets_own_or_not_whole_are_left_out(
     assert served.num_closed == 1
 
 
-def test_a_prompt_of_a_batch_whose_answer_is_cut_off_is_counted_and_the_other_is_kept(requests) -> None:
+def test_an_answer_of_a_batch_that_is_cut_off_is_counted_and_the_other_kept(requests) -> None:
     asked(kept(requests), requests, "ab", stream=True, most=5)
     taken = requests.take()
     assert [row["prompt"] for row in taken["requests"]] == [PROMPTS["a"]]

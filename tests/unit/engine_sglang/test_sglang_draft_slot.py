@@ -232,7 +232,7 @@ def test_a_swap_serves_what_a_fresh_load_would_and_a_second_one_what_was(algorit
     assert scheduler.draft.embed_tokens.weight is scheduler.target.embed_tokens.weight
 
 
-def test_the_heads_of_a_block_are_exchanged_but_not_what_its_confidence_head_last_computed() -> None:
+def test_a_blocks_heads_are_exchanged_without_the_confidence_heads_last_output() -> None:
     scheduler = Scheduler.serving("DSPARK")
     slot, draft = slot_of(scheduler), scheduler.draft
     heads = {

@@ -43,9 +43,7 @@ def test_an_end_is_told_with_its_cause_and_its_log(launcher, tmp_path, how, word
     assert ended.how == f"{words}; see {tmp_path}/toy-0.log"
 
 
-def test_silence_is_told_with_the_setting_that_limits_it_and_who_is_replaced_was_not_asked_to_end(
-    launcher, caplog
-):
+def test_a_silent_worker_is_lost_and_the_message_names_the_setting(launcher, caplog):
     worker = launcher.start([toy("echo")])["toy-0"]
     process = psutil.Process(message(launcher)["pid"])
     worker.watch()

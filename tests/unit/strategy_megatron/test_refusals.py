@@ -80,7 +80,7 @@ def test_more_parts_than_ranks_are_refused():
 
 
 @pytest.mark.parametrize("kind", ["context", "expert"])
-def test_options_of_earlier_run_directories_are_taken_with_the_only_value_that_they_had(kind):
+def test_options_of_earlier_run_directories_are_taken_with_their_only_value(kind):
     option = f"{kind}_parallel"
     assert validate(MegatronConfig, {option: 1}, "config") == MegatronConfig()
     with pytest.raises(ConfigError, match=f"unknown section or key '{option}'"):

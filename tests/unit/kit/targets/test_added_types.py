@@ -55,9 +55,7 @@ def model(tmp_path):
 
 
 @torch.no_grad()
-def test_a_final_norm_of_a_name_of_its_own_is_read_under_the_name_that_the_type_gives(
-    add_type, model, tmp_path
-):
+def test_a_final_norm_is_read_under_the_name_that_the_type_gives(add_type, model, tmp_path):
     add_type('norm_tensor="final_norm.weight",')
     target = read_target(tmp_path)
     assert target.norm_name == "model.final_norm.weight"

@@ -576,7 +576,7 @@ class LosesAnAnswer(ReceiverReplica):
         return future
 
 
-def test_replica_whose_answer_to_the_commit_is_lost_counts_again_when_it_has_said_what_it_serves(fleet):
+def test_replica_whose_commit_answer_is_lost_counts_again_after_its_status(fleet):
     slot = ToySlot(odd_weights(0))
     with UpdateReceiver(slot, file_transports()) as receiver:
         fleet.publisher.add("lost", LosesAnAnswer(receiver)).result(LONG_S)

@@ -125,9 +125,7 @@ def test_each_step_of_an_agent_is_learnt_in_the_context_in_which_it_was_generate
     assert ": 2 samples)" in str(dataset.report)
 
 
-def test_reasoning_that_a_template_drops_in_front_of_an_answer_stays_in_the_answers_context(
-    load, supervised, decoded
-):
+def test_reasoning_that_a_template_drops_stays_in_its_answers_context(load, supervised, decoded):
     dataset = load({"messages": AGENT[:6]}, template=CHANNELS)
     assert supervised(*dataset.train) == (
         f" analysis<|message|>Oslo first<|end|><|start|>assistant to={OSLO}<|im_end|> | "

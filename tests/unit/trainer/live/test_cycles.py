@@ -27,7 +27,7 @@ def places(run, done_steps):
     return [(cycle.number, cycle.steps, cycle.version) for cycle in cycles_left(run, done_steps)]
 
 
-def test_the_last_cycle_is_as_long_as_the_run_and_each_has_the_draft_of_its_first_step():
+def test_cycles_end_with_the_run_and_each_has_the_draft_of_its_first_step():
     assert places(run_of(), 0) == [
         (0, range(10), 0),
         (1, range(10, 20), 10),

@@ -114,7 +114,7 @@ def test_a_fall_by_more_than_the_margin_shows(accepted, has_fallen):
     assert (verdict.before.acceptance_length, verdict.after.acceptance_length) == (2.0, 1 + accepted / 100)
 
 
-def test_a_fall_that_may_be_chance_is_watched_to_the_windows_end_and_no_reason_to_revert():
+def test_a_fall_that_may_be_chance_reverts_nothing():
     """The mean falls by 0.4 over answers that accept three guesses in each verification, or none in any."""
     server = Counting(spread(40, 20))
     canary = Canary({"a": server}, margin=0.1, rounds=40)
@@ -193,7 +193,7 @@ def test_without_traffic_before_nothing_is_judged():
     assert canary.judge(["a"]) is None
 
 
-def test_a_version_with_too_little_traffic_is_compared_with_nothing_and_is_no_reference():
+def test_a_version_with_too_little_traffic_is_no_reference():
     server = Counting(rounds(100, 100))
     canary = Canary({"a": server}, margin=0.1, rounds=100)
     canary.look(["a"])

@@ -42,7 +42,7 @@ class Run:
         self.futures[-1].set_result(figures)
 
 
-def test_figures_stand_in_the_record_after_the_measurement_and_version_and_length_in_all_that_follow():
+def test_records_after_a_measurement_keep_its_version_and_length():
     run, records = Run(), {}
     for done in range(1, LAST + 1):
         for rank in (run.rank_1, run.rank_0):

@@ -274,7 +274,7 @@ def test_a_server_that_counts_no_answers_reverts_nothing_and_the_log_says_why(
         (4, {"a": 3, "b": None}, []),
     ],
 )
-def test_the_canary_compares_with_servers_alone_that_serve_the_version_that_has_stayed(
+def test_the_canary_compares_with_servers_of_the_kept_version_alone(
     resolved, publisher, monkeypatch, committed, versions, asked
 ):
     looked = []

@@ -31,9 +31,7 @@ ELSEWHERE = "192.0.2.1"
 """An address of no host (RFC 5737)."""
 
 
-def test_where_workers_are_on_other_hosts_whoever_pushes_finds_out_whether_it_can_listen(
-    resolved, monkeypatch
-):
+def test_with_workers_on_other_hosts_the_pusher_checks_its_own_address(resolved, monkeypatch):
     monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, "of the test")
     monkeypatch.setattr(servers, "connect_servers", lambda urls: {})
     spec = resolved(

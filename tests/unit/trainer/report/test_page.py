@@ -56,7 +56,7 @@ def test_full_report(directory):
     assert not [attrs for tag, attrs in page.tags if tag in ("script", "img", "link") or "src" in attrs]
 
 
-def test_the_speed_up_and_the_serving_command_come_first_and_the_configuration_is_folded(directory):
+def test_speed_up_and_serving_command_come_first_and_the_configuration_is_folded(directory):
     records(directory)
     summary = {"speedup": 1.6789, "acceptance_length": 2.5, "serve": {"vllm": "vllm serve <target>"}}
     page = Words(report(directory, **summary))
@@ -72,7 +72,7 @@ def test_the_speed_up_and_the_serving_command_come_first_and_the_configuration_i
     assert [tag for tag, _ in page.tags if tag in ("details", "summary")] == ["details", "summary"]
 
 
-def test_keys_that_differ_from_their_defaults_are_shown_with_the_seed_and_the_others_folded(directory):
+def test_keys_that_differ_from_defaults_are_shown_and_the_others_folded(directory):
     page = report(directory, seed=7, changed={"train": {"lr": 0.004}, "track": {}})
     shown, folded = page.split("<details>")
     assert "; seed 7</p>" in shown

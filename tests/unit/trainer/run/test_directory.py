@@ -54,7 +54,7 @@ def test_fp8_changes_the_identity_where_it_is_on(resolved):
     assert len({with_fp8(value) for value in (None, "frozen", "layers")}) == 3
 
 
-def test_options_of_a_strategy_are_part_of_the_identity_but_for_those_that_change_speed_only(resolved):
+def test_a_strategys_options_belong_to_the_identity_unless_they_change_speed_only(resolved):
     class Momentum(StrategyConfig):
         speed_only = frozenset({"bucket_mib"})
         momentum: float = 0.9

@@ -102,7 +102,7 @@ def test_a_sample_takes_room_at_each_of_its_destinations(make_schedule):
     assert len(engine.asked) == 2
 
 
-def test_samples_are_admitted_in_the_order_of_the_schedule_and_never_beyond_the_window(make_schedule):
+def test_samples_are_admitted_in_order_and_never_beyond_the_window(make_schedule):
     schedule = make_schedule([5] * 12, global_batch_tokens=10, capture_tokens=5)
     engine = SlowEngine()
     sent = dispatcher(schedule, [engine], window_tokens=12)
@@ -249,7 +249,7 @@ def test_stopped_it_dispatches_nothing_more(make_schedule):
     assert len(engine.asked) == 2
 
 
-def test_what_a_lost_engine_had_is_captured_again_before_anything_new_and_in_the_same_batches(make_schedule):
+def test_samples_of_a_lost_engine_are_captured_first_in_the_same_batches(make_schedule):
     schedule = make_schedule([5] * 20, global_batch_tokens=5, capture_tokens=5)
     lost, other = SlowEngine(), SlowEngine()
     sent = dispatcher(schedule, [lost, other], window_tokens=1000)
@@ -269,7 +269,7 @@ def test_what_a_lost_engine_had_is_captured_again_before_anything_new_and_in_the
     assert len(samples) == len(set(samples)) == 20
 
 
-def test_what_a_lost_engine_had_sent_is_captured_again_for_ranks_that_have_not_released_it(make_schedule):
+def test_samples_that_a_rank_has_not_released_are_captured_again(make_schedule):
     """It may have died as it sent it. The batch stays whole, so its bits do."""
     schedule = make_schedule([5] * 8, global_batch_tokens=10, capture_tokens=10)
     lost, other = SlowEngine(), SlowEngine()
@@ -289,7 +289,7 @@ def test_what_a_lost_engine_had_sent_is_captured_again_for_ranks_that_have_not_r
     assert first not in lost.asked[1:]
 
 
-def test_the_room_of_a_sample_is_kept_until_its_batch_is_captured_for_it_may_be_sent_twice(make_schedule):
+def test_a_samples_room_is_kept_until_its_batch_is_captured(make_schedule):
     schedule = make_schedule([5] * 8, global_batch_tokens=10, capture_tokens=10)
     lost, other = SlowEngine(), SlowEngine()
     sent = dispatcher(schedule, [lost, other], window_tokens=20)

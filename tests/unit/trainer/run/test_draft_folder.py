@@ -142,7 +142,7 @@ def test_draft_with_fewer_positions_than_its_target_is_named(export, target):
     assert "max_position_embeddings=256" in warning
 
 
-def test_a_folder_that_does_not_say_how_far_it_was_trained_is_served_with_four_guesses(export, target):
+def test_a_folder_without_a_number_of_steps_is_served_with_four_guesses(export, target):
     folder = export("eagle3")
     edit(folder, {"num_steps": None})
     assert check_draft(folder, target, None)[1] == 4

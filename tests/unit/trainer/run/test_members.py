@@ -52,7 +52,7 @@ def test_colocated_engine_and_rank_share_a_device_by_their_fractions() -> None:
     ]
 
 
-def test_engines_that_decode_come_after_those_that_capture_and_share_what_engines_have() -> None:
+def test_decoding_engines_come_after_capturing_ones_and_share_their_settings() -> None:
     decoding = {"every": 10, "replicas": 2}
     apart, together = config("disaggregated", 1, 1, decoding), config("colocated", 1, 1, decoding)
     assert places(apart, Capabilities(num_devices=4)) == [

@@ -166,7 +166,7 @@ def test_an_engine_that_the_draft_does_not_name_is_not_even_imported(install, ta
 @pytest.mark.parametrize(
     ("statement", "said"), [("return {}['x']", "KeyError: 'x'"), ("raise SystemExit(0)", "SystemExit: 0")]
 )
-def test_a_draft_plugin_that_fails_on_anothers_folder_does_not_hide_the_one_that_knows_it(
+def test_a_draft_plugin_that_fails_on_a_folder_does_not_hide_the_right_one(
     install, target, cousin, statement, said
 ):
     broken = COUSIN.replace("cousin", "another").replace("fields = read_config(folder) or {}", statement)

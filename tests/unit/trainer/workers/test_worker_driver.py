@@ -126,7 +126,7 @@ def test_what_a_lost_engine_was_given_is_captured_anew_by_the_one_in_its_place(
     assert entry["cause"] == "engine-0 was killed by signal 9; see LOG"
 
 
-def test_the_samples_of_a_rank_that_does_not_see_the_run_directory_are_written_for_it(resolved, tmp_path):
+def test_samples_of_a_rank_without_the_run_directory_are_written_for_it(resolved, tmp_path):
     file = tmp_path / "out/logs/trained-1.jsonl"
     rows = [{"step": step, "samples": [step]} for step in (1, 2, 3)]
 
@@ -140,7 +140,7 @@ def test_the_samples_of_a_rank_that_does_not_see_the_run_directory_are_written_f
     assert [json.loads(line) for line in file.read_text().splitlines()] == rows
 
 
-def test_a_rank_hears_of_every_draft_that_it_has_exported_also_when_the_run_is_to_stop(resolved, tmp_path):
+def test_a_rank_is_answered_for_every_export_even_if_the_run_is_to_stop(resolved, tmp_path):
     stop, versions = StopRequest(), []
 
     def script(launcher):
@@ -198,9 +198,7 @@ def following(resolved):
 
 
 @pytest.mark.parametrize("worker_type", [Worker, StoppedWorker])
-def test_a_task_is_performed_on_tokens_that_messages_carry_also_where_an_engine_is_lost(
-    resolved, tmp_path, worker_type
-):
+def test_a_task_is_performed_on_tokens_of_messages_even_if_an_engine_is_lost(resolved, tmp_path, worker_type):
     steps, paused, results = [], [], []
 
     def script(launcher):
@@ -235,9 +233,7 @@ def test_a_task_is_performed_on_tokens_that_messages_carry_also_where_an_engine_
     assert (results, steps) == ([{"found": [3]}], [1])
 
 
-def test_an_engine_that_is_lost_as_the_rank_loads_a_task_gets_captures_only_once_it_is_ready(
-    resolved, tmp_path
-):
+def test_an_engine_lost_while_a_task_loads_gets_captures_when_it_is_ready(resolved, tmp_path):
     def script(launcher):
         rank = launcher.workers["trainer-0"]
         yield said(rank, Ready(address="trainer-0"))
@@ -309,9 +305,7 @@ def test_an_engine_that_cannot_be_started_again_or_is_late_is_one_more_try(resol
     assert launcher.replaced == ["engine-0", "engine-0"]
 
 
-def test_engines_that_were_lost_together_and_refuse_to_start_many_times_are_there_in_the_end(
-    resolved, tmp_path
-):
+def test_engines_lost_together_come_back_after_many_failed_starts(resolved, tmp_path):
     def script(launcher):
         yield killed(launcher.workers["engine-0"])
         yield killed(launcher.workers["engine-1"])

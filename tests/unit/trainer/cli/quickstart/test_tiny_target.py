@@ -73,7 +73,7 @@ def test_the_chat_template_marks_what_the_assistant_says_and_its_end(built: tupl
     assert whole == prompt + "a + b<|im_end|>\n"
 
 
-def test_the_same_seed_gives_the_same_weights_and_leaves_the_callers_random_numbers_alone(
+def test_a_seed_gives_the_same_weights_and_leaves_the_global_generator_alone(
     built: tuple[Path, object], tmp_path: Path
 ) -> None:
     torch.manual_seed(7)
