@@ -160,21 +160,9 @@ def test_wrong_config_file(command_line, place, file, content, line):
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
-        (["engine.replicas=2"], "set placement.kind=disaggregated or engine.replicas=1"),
-        (["train.ranks=2"], "set placement.kind=colocated or disaggregated, or train.ranks=1"),
-        (["engine.tensor_parallel=2"], "set engine.tensor_parallel=1 or another placement"),
         (["placement.trainer_fraction=0.5"], "remove it or set placement.kind=colocated"),
-        (
-            ["placement.kind=disaggregated", "placement.engine_fraction=0.5"],
-            "remove it or set placement.kind=colocated",
-        ),
-        (
-            ["placement.kind=colocated", "placement.engine_fraction=0.6", "placement.trainer_fraction=0.6"],
-            "their sum must be <= 1",
-        ),
         (["train.decay_share=0.5"], "remove it or set train.schedule=wsd"),
         (["train.schedule=constant", "train.min_lr_ratio=0.1"], "remove it or set another schedule"),
-        (["train.steps=3", "train.epochs=2"], "both say how long; remove one"),
         (
             ["data.eval_samples=0", "train.eval_every=5"],
             "set data.eval_path or data.eval_samples, or remove it",
@@ -184,7 +172,6 @@ def test_wrong_config_file(command_line, place, file, content, line):
         (["placement.window_bytes=1000"], "raise it to"),
         (["engine.batch_tokens=5"], "or lower data.max_length"),
         (["train.push_every=5"], "set push.to=[http://127.0.0.1:8000] or where yours is, or remove it"),
-        (["push.to=[http://a:1]"], "nothing is pushed; set train.push_every or remove it"),
         (
             ["train.push_every=5", "push.to=[a:1]"],
             "'a:1' is no address of a server; expected http://host:port",
@@ -193,6 +180,7 @@ def test_wrong_config_file(command_line, place, file, content, line):
     ],
 )
 def test_illegal_combination_names_the_remedy(refused, words, remedy):
+    """``unit/trainer/plan/test_combinations.py`` has the others."""
     line = refused(*words)
     assert remedy in line
     assert words[-1].split("=")[0].split(".")[1] in line

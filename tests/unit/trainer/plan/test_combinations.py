@@ -51,28 +51,41 @@ def test_defaults_written_out_are_no_combination(schedule):
 
 
 INLINE = "an inline engine lives in the one trainer process"
+READ = "features are read from a folder, and no engine starts"
 REFUSED = {
-    f"engine.replicas=2 with placement.kind=inline: {INLINE}; set": {"engine": {"replicas": 2}},
-    f"train.ranks=2 with placement.kind=inline: {INLINE}; set": {"train": {"ranks": 2}},
-    f"engine.tensor_parallel=2 with placement.kind=inline: {INLINE}; set": {"engine": {"tensor_parallel": 2}},
-    f"decode.replicas=2 with placement.kind=inline: {INLINE}; set": {"decode": {"every": 5, "replicas": 2}},
-    "train.restarts=1 with placement.kind=inline: there is no second process": {"train": {"restarts": 1}},
-    "placement.engine_fraction=0.5 with placement.kind=inline: only colocated processes share": {
-        "placement": {"engine_fraction": 0.5}
+    f"engine.replicas=2 with inline: {INLINE}; set placement.kind=disaggregated or engine.replicas=1": {
+        "engine": {"replicas": 2}
     },
-    "placement.trainer_fraction=0.6 with placement.engine_fraction=0.7: together they exceed": {
+    f"train.ranks=2 with inline: {INLINE}; set placement.kind=colocated or disaggregated, or train.ranks=1": {
+        "train": {"ranks": 2}
+    },
+    f"engine.tensor_parallel=2 with inline: {INLINE}; set engine.tensor_parallel=1 or another placement": {
+        "engine": {"tensor_parallel": 2}
+    },
+    f"decode.replicas=2 with inline: {INLINE}; set placement.kind=disaggregated or decode.replicas=1": {
+        "decode": {"every": 5, "replicas": 2}
+    },
+    "train.restarts=1 with inline: there is no second process that could restart it; remove it or set another": {
+        "train": {"restarts": 1}
+    },
+    "placement.engine_fraction=0.5 with inline: only colocated processes share a device; remove it or set "
+    "placement.kind=colocated": {"placement": {"engine_fraction": 0.5}},
+    "placement.trainer_fraction=0.6 with placement.engine_fraction=0.7: together they exceed the device; "
+    "their sum must be <= 1": {
         "placement": {"kind": "colocated", "trainer_fraction": 0.6, "engine_fraction": 0.7}
     },
     "train.steps=3 and train.epochs=2: both say how long; remove one": {"train": {"steps": 3, "epochs": 2}},
-    "push.to=http://a:1,http://b:1 with train.push_every=0: nothing is pushed": {
+    "push.to=http://a:1,http://b:1 with train.push_every=0: nothing is pushed; set train.push_every or remove it": {
         "push": {"to": ["http://a:1", "http://b:1"]}
     },
-    "engine.replicas=2 with data.features: features are read": {
+    f"engine.replicas=2 with data.features: {READ}; remove one": {
         "data": {"features": "f"},
         "engine": {"replicas": 2},
     },
-    "decode.prompts=16 without decode.every: nothing is decoded": {"decode": {"prompts": 16}},
-    "train.serve_every=5 with data.features: features are read": {
+    "decode.prompts=16 without decode.every: nothing is decoded; set decode.every or remove it": {
+        "decode": {"prompts": 16}
+    },
+    f"train.serve_every=5 with data.features: {READ}; remove one": {
         "data": {"features": "f"},
         "train": {"serve_every": 5},
     },
@@ -83,7 +96,7 @@ REFUSED = {
 def test_what_does_not_go_together_is_refused_with_the_values(line, sections):
     with pytest.raises(ConfigError) as caught:
         refuse(combinations.KEYS, config(**sections))
-    assert str(caught.value).startswith(line)
+    assert str(caught.value).startswith(line.replace("with inline", "with placement.kind=inline"))
 
 
 def test_an_engine_with_processes_of_its_own_is_not_inline():
