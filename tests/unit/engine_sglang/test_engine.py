@@ -1,6 +1,5 @@
 """SglangEngine with its real processes, hook and transport, around a stand-in for SGLang (``sglang_stand_in``)."""
 
-import importlib.util
 import json
 import logging
 import os
@@ -27,7 +26,8 @@ from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
 from spec_kit.targets.target_reader import read_target
 from spec_kit.weight_sync import Publisher, open_weight_transports
 
-STAND_IN = Path(__file__).with_name("sglang_stand_in")
+from .stand_in import STAND_IN, stand_in_model
+
 LIMIT_S = 60.0
 SCHEMA = FeatureSchema(layers=(0, 4, 8), hidden_size=32, dtype="float32")
 
@@ -59,11 +59,8 @@ def open_engine(tiny_llama, monkeypatch, caplog):
 
 @pytest.fixture(scope="session")
 def reference(tiny_llama):
-    spec = importlib.util.spec_from_file_location("stand_in_model", STAND_IN / "sglang/srt/model.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     with torch.random.fork_rng():
-        return module.Model(tiny_llama)
+        return stand_in_model.Model(tiny_llama)
 
 
 def requests_to(address, *lengths, first_id=0):
