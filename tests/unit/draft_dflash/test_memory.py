@@ -18,7 +18,7 @@ from ..draft_parts import (
     make_target,
     make_tensors,
 )
-from .cases import make_model
+from .cases import make_config, make_model
 
 VOCAB, BLOCK = 2003, 8
 
@@ -86,3 +86,24 @@ def test_attention_keeps_no_scores_for_the_backward_pass(window):
             block_attention(q, tuple(context), tuple(own), layout, window)
         kept[num_tokens] = counted.num_bytes
     assert kept[512] <= 2.05 * kept[256]
+
+
+def kept(num_layers: int, *, recompute: bool) -> tuple[int, int]:
+    """Bytes that are kept of the layers for the backward pass, and the number of slots."""
+    options = {"num_layers": num_layers, "num_features": 3, "checkpoint_activations": recompute}
+    target, config = make_target(), make_config(**options, num_anchors=512)
+    documents = random_documents(target, [400], 1, 4)
+    module, batch, ops = make_model(target, config), make_batch(documents, [0]), make_ops(target)
+    blocks = Blocks.of(batch, BlockRule(config.num_anchors, 4))
+    with KeptForBackward() as counted:
+        states_ABH = module.states(batch, blocks, ops)
+    return counted.num_bytes, states_ABH.shape[:2].numel()
+
+
+def test_a_further_layer_keeps_its_input_alone():
+    per_slot = {}
+    for flag in (False, True):
+        (fewer, slots), (more, _) = (kept(count, recompute=flag) for count in (2, 3))
+        per_slot[flag] = (more - fewer) / slots / 4
+    assert per_slot[True] == 16
+    assert per_slot[False] > 16 * 16

@@ -1,5 +1,6 @@
-"""Proposals are those of the training forward over the tokens that were drawn, one guess after the other."""
+"""Proposals are those of the training forward, one guess after the other, and engine ``hf`` decodes with them."""
 
+import pytest
 import torch
 
 from spec_draft_dflash2.convolution import BlockConvolution
@@ -8,6 +9,7 @@ from spec_kit.block_drafting import Blocks
 
 from ..block_proposals import DependentProposalSuite
 from ..draft_batches import make_batch, random_documents
+from ..draft_decoding import DraftDecodingSuite
 from ..draft_parts import make_ops, make_target, make_tensors
 from . import cases
 from .cases import make_config
@@ -36,3 +38,13 @@ def test_a_fresh_drafts_layers_are_dflashs(monkeypatch):
     states = module.states(*arguments)
     monkeypatch.setattr(BlockConvolution, "forward", lambda _, x, sublayer: sublayer(x))
     torch.testing.assert_close(module.states(*arguments), states, rtol=1e-6, atol=1e-6)
+
+
+class TestDFlash2Decoding(DraftDecodingSuite):
+    @pytest.fixture
+    def draft(self):
+        return DFlash2Draft(make_config(block_size=4, layers=(1,), selector_top_k=3))
+
+    @pytest.fixture
+    def sampled(self, draft):
+        return draft

@@ -1,8 +1,11 @@
-"""Proposals are those of the training forward over the tokens that were drawn, one guess after the other."""
+"""Proposals are those of the training forward, one guess after the other, and engine ``hf`` decodes with them."""
 
 import pytest
 
+from spec_draft_dspark.draft import DSparkDraft
+
 from ..block_proposals import DependentProposalSuite
+from ..draft_decoding import DraftDecodingSuite
 from . import cases
 
 
@@ -17,3 +20,19 @@ class TestDSparkProposals(DependentProposalSuite):
     def scores(self, module, ops, states_KH, before_K):
         inputs = module.head_inputs(states_KH[None], before_K[None])
         return super().scores(module, ops, states_KH, before_K) + inputs.bias_ASr[0] @ inputs.bias_Vr.T
+
+
+def of_head(head):
+    return DSparkDraft(cases.make_config(block_size=3, markov_head=head, layers=(1,)))
+
+
+class TestDSparkDecoding(DraftDecodingSuite):
+    @pytest.fixture(params=["vanilla", "gated", "rnn"])
+    def draft(self, request):
+        return of_head(request.param)
+
+    @pytest.fixture
+    def sampled(self):
+        """Other heads draw in the same way; the suite above compares the probabilities of each with the forward
+        pass."""
+        return of_head("rnn")

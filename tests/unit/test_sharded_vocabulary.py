@@ -1,0 +1,112 @@
+"""Two shards of the vocabulary, reduced through ``ops`` only, give the whole vocabulary's loss and gradients."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from spec_core import LinearWeight
+from spec_draft_dflash.kernels import DFlashKernels
+from spec_draft_dflash.loss import BlockLoss
+from spec_draft_dflash2.draft import DFlash2Draft
+from spec_draft_dflash2.loss import SelectorInputs, SelectorLoss
+from spec_draft_dspark.loss import GuessLoss, HeadInputs
+from spec_kit.block_drafting import BlockKernels, BlockRule, Blocks, CountedGuesses, guess_weights
+from spec_kit.chain_drafting import ChainKernels, HeadLoss, SupervisedRows
+
+from .draft_batches import make_batch, random_documents
+from .draft_dflash2 import cases as dflash2_cases
+from .draft_dspark import cases as dspark_cases
+from .draft_parts import CPU, assert_shards_agree, make_target
+
+
+def drawing():
+    generator = torch.Generator().manual_seed(1)
+    return lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+class BlockStep:
+    """A step of random inputs of a loss of blocks with so many guesses."""
+
+    def __init__(self, guesses):
+        documents = random_documents(make_target(), [14, 9], 3, num_states=6, dtype=torch.float64)
+        self.batch = make_batch(documents, [1, 0])
+        self.blocks = Blocks.of(self.batch, BlockRule(50, guesses))
+        self.places = len(self.blocks.anchor_A), guesses
+
+    def output(self, loss, inputs):
+        counted = CountedGuesses.of(self.blocks, CPU)
+        output = loss(inputs, self.batch, counted, torch.tensor([7.0], dtype=torch.float64))
+        output.loss.backward()
+        return output
+
+
+def dflash(ops, kind):
+    step = BlockStep(guesses=4)
+    states = drawing()(*step.places, 16).requires_grad_()
+    weight_S = guess_weights(4, 2.5)
+    loss = BlockLoss(ops=ops, kernels=DFlashKernels(), kind=kind, weight_S=weight_S, alpha=0.5)
+    return step.output(loss, states), [states.grad]
+
+
+def dflash2(ops, top_k):
+    step, draw, rank = BlockStep(guesses=3), drawing(), dflash2_cases.SIZES["selector_rank"]
+    config = dflash2_cases.make_config(selector_top_k=top_k, ce_weight=0.4, soft_weight=0.6)
+    shapes = (*step.places, 16), (*step.places, rank), (29, rank)
+    inputs = SelectorInputs(*(draw(*shape).requires_grad_() for shape in shapes))
+    shape = DFlash2Draft(config).shape(make_target())
+    weight_S = guess_weights(3, 4.0)
+    loss = SelectorLoss(ops=ops, kernels=BlockKernels(), options=config, shape=shape, weight_S=weight_S)
+    return step.output(loss, inputs), [tensor.grad for tensor in inputs.tensors]
+
+
+def dspark(ops, confidence):
+    """W2's gradient is of the local rows."""
+    step, draw, rank = BlockStep(guesses=4), drawing(), dspark_cases.RANK
+    states, bias = draw(*step.places, 16), draw(*step.places, rank)
+    table, raw = draw(29, rank), draw(*step.places)
+    inputs = HeadInputs(
+        states_ASH=states.requires_grad_(),
+        bias_ASr=bias.requires_grad_(),
+        bias_Vr=table[slice(*ops.vocab_range)].clone().requires_grad_(),
+        confidence_AS=raw.requires_grad_() if confidence else None,
+    )
+    options, weight_S = dspark_cases.make_config(), guess_weights(4, 4.0)
+    loss = GuessLoss(ops=ops, kernels=BlockKernels(), options=options, weight_S=weight_S)
+    return step.output(loss, inputs), [tensor.grad for tensor in inputs.tensors]
+
+
+def eagle3(ops, kind):
+    """The head's gradient is of the local rows; its rows are those of even ids."""
+    documents = random_documents(make_target(), [14, 9], seed=3, dtype=torch.float64)
+    batch, draw = make_batch(documents, [1, 0]), drawing()
+    states, head_VH = draw(3, 24, 16).requires_grad_(), draw(29, 16).requires_grad_()
+    vocab_mask_V, (first, stop) = torch.arange(29) % 2 == 0, ops.vocab_range
+    ids_V = torch.arange(first, stop)[vocab_mask_V[first:stop]]
+    vocabulary = {"head": LinearWeight(head_VH[ids_V]), "ids_V": ids_V, "vocab_mask_V": vocab_mask_V}
+    loss = HeadLoss(**vocabulary, kind=kind, ops=ops, kernels=ChainKernels())
+    weight_S = torch.tensor([0.5, 0.25, 0.125], dtype=torch.float64)
+    output = loss(list(states.unbind()), batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S)
+    output.loss.backward()
+    return output, [states.grad, head_VH.grad[first:stop]]
+
+
+@pytest.mark.parametrize("kind", ["ce", "dpace", "soft", "lk_alpha", "lk_lambda"])
+def test_shards_of_dflash_agree_with_the_whole(kind):
+    assert_shards_agree(partial(dflash, kind=kind))
+
+
+@pytest.mark.parametrize(("cut", "top_k"), [(17, 5), (26, 5), (17, 29)], ids=str)
+def test_shards_of_dflash2_agree_with_the_whole(cut, top_k):
+    """Also where a shard has fewer tokens than there are candidates."""
+    assert_shards_agree(partial(dflash2, top_k=top_k), cut)
+
+
+@pytest.mark.parametrize("confidence", [True, False])
+def test_shards_of_dspark_agree_with_the_whole(confidence):
+    assert_shards_agree(partial(dspark, confidence=confidence), rows=[2])
+
+
+@pytest.mark.parametrize("kind", ["ce", "lk_alpha", "lk_lambda"])
+def test_shards_of_eagle3_agree_with_the_whole(kind):
+    assert_shards_agree(partial(eagle3, kind=kind), rows=[1])
