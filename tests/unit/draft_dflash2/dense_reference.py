@@ -36,6 +36,8 @@ class Result:
     head_correct: list[int]
     recalled: list[int]  # the label is a candidate
     lengths: list[int]  # per block: 1 + length of the correct prefix
+    chance: list[float]  # per guess: the target's probability of the selector's choice
+    lengths_t1: list[float]  # per block: 1 + expected number of choices that the target accepts at T 1
 
 
 def taps_of(x: Tensor, own: dict[str, Tensor], name: str, sizes: Selector) -> Tensor:
@@ -89,11 +91,12 @@ def dense_dflash2(
     """Loss of the documents as one global batch, with metrics. Slot k guesses the k-th token behind the anchor."""
     guesses = setting.block_size - 1
     numerator = torch.zeros((), dtype=setting.embedding.dtype)
-    result = Result(numerator, [0.0], *([0] * guesses for _ in range(4)), [])
+    result = Result(numerator, [0.0], *([0] * guesses for _ in range(4)), [], [0.0] * guesses, [])
     for document in documents:
         teacher = setting.teacher_logits(document)
         for anchor in document.anchors:
             states, length, alive = block_states(weights, document, anchor, setting, sizes), 1, True
+            length_t1 = 1.0
             for k in range(1, counted_slots(document, anchor, setting.block_size) + 1):
                 before, label = int(document.ids[anchor + k - 1]), int(document.ids[anchor + k])
                 logits = setting.target_head @ states[k]
@@ -109,7 +112,11 @@ def dense_dflash2(
                 weight = math.exp(-(k - 1) / sizes.gamma)
                 numerator = numerator + weight * cost
                 result.denominators[0] += weight
-                correct = max(scores, key=lambda token: float(scores[token].detach())) == label
+                guess = max(scores, key=lambda token: float(scores[token].detach()))
+                correct = guess == label
+                chance = float(teacher[anchor + k - 1].softmax(-1)[guess])
+                result.chance[k - 1] += chance
+                length_t1 += alive * chance
                 alive = alive and correct
                 length += alive
                 result.counted[k - 1] += 1
@@ -117,5 +124,6 @@ def dense_dflash2(
                 result.head_correct[k - 1] += int(logits.argmax()) == label
                 result.recalled[k - 1] += label in scores
             result.lengths.append(length)
+            result.lengths_t1.append(length_t1)
     result.loss = numerator / (result.denominators[0] or 1)
     return result

@@ -31,7 +31,9 @@ class TestDFlash2Step(BlockStepSuite):
     def expected_metrics(self, result):
         assert result.correct != result.head_correct
         sums, numbers = super().expected_metrics(result)
-        return {**sums, "head_accuracy": result.head_correct, "recall": result.recalled}, numbers
+        numbers["acceptance_length_t1"] = sum(result.lengths_t1) / len(result.lengths_t1)
+        own = {"head_accuracy": result.head_correct, "recall": result.recalled}
+        return {**sums, **own, "acceptance_t1": result.chance}, numbers
 
     @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
     @pytest.mark.usefixtures("small_chunks")

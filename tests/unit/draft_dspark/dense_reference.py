@@ -34,6 +34,8 @@ class Result:
     overlap: list[float]
     lengths: list[int]  # per block: 1 + length of the correct prefix
     expected: list[float]  # per block: 1 + sum of products of overlaps
+    chance: list[float]  # per guess: the target's probability of the draft's best token
+    lengths_t1: list[float]  # per block: 1 + expected number of best tokens that the target accepts at T 1
 
 
 def markov_bias(
@@ -63,13 +65,15 @@ def dense_dspark(
     """Loss of the documents as one global batch, with metrics. Slot j guesses the token j + 1 behind the anchor."""
     guesses = setting.block_size
     numerator = torch.zeros((), dtype=setting.embedding.dtype)
-    result = Result(numerator, [0.0], [0] * guesses, [0] * guesses, [0.0] * guesses, [], [])
+    result = Result(
+        numerator, [0.0], [0] * guesses, [0] * guesses, [0.0] * guesses, [], [], [0.0] * guesses, []
+    )
     for document in documents:
         teacher = setting.teacher_logits(document)
         for anchor in document.anchors:
             states = block_states(weights, document, anchor, setting)
             memory = torch.zeros(weights["markov_head.markov_w1.weight"].shape[1], dtype=states.dtype)
-            length, alive, expected, reached = 1, True, 1.0, 1.0
+            length, alive, expected, reached, length_t1 = 1, True, 1.0, 1.0, 1.0
             for j in range(counted_slots(document, anchor, guesses + 1)):
                 before, label = int(document.ids[anchor + j]), int(document.ids[anchor + j + 1])
                 e = weights["markov_head.markov_w1.weight"][before]
@@ -90,13 +94,17 @@ def dense_dspark(
                 numerator = numerator + weight * cost
                 result.denominators[0] += weight
                 correct = int(q.argmax()) == label
+                chance = float(p[q.argmax()].detach())
+                length_t1 += alive * chance
                 alive = alive and correct
                 reached *= float(accepted)
                 length, expected = length + alive, expected + reached
                 result.counted[j] += 1
                 result.correct[j] += correct
                 result.overlap[j] += float(accepted)
+                result.chance[j] += chance
             result.lengths.append(length)
+            result.lengths_t1.append(length_t1)
             result.expected.append(expected)
     result.loss = numerator / (result.denominators[0] or 1)
     return result

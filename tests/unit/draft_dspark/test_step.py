@@ -41,7 +41,8 @@ class TestDSparkStep(BlockStepSuite):
     def expected_metrics(self, result):
         sums, numbers = super().expected_metrics(result)
         numbers["expected_length"] = sum(result.expected) / len(result.expected)
-        return {**sums, "acceptance": result.overlap}, numbers
+        numbers["acceptance_length_t1"] = sum(result.lengths_t1) / len(result.lengths_t1)
+        return {**sums, "acceptance": result.overlap, "acceptance_t1": result.chance}, numbers
 
     @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
     @pytest.mark.usefixtures("small_chunks")

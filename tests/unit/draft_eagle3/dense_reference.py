@@ -53,7 +53,12 @@ class Result:
     agreed: list[float] = field(default_factory=list)
     acceptance: list[float] = field(default_factory=list)
     step_loss: list[float] = field(default_factory=list)
+    chance: list[float] = field(default_factory=list)  # the target's probability of the draft's best guess
     chain_sum: float = 0.0  # Σ over rows labelled at step 0 of 1 + length of the agreeing prefix
+    chain_sum_t1: float = (
+        0.0  # the same of 1 + expected number of best guesses that the target accepts at T 1
+    )
+    chain_sum_data: float = 0.0  # the same of 1 + number of best guesses that the data go on with
 
     @property
     def denominators(self) -> list[int]:
@@ -146,26 +151,32 @@ def dense_eagle3(weights: dict[str, Tensor], documents: list[Document], setting:
     """Loss of the documents as one global batch, with metrics."""
     steps, kept = setting.num_steps, torch.tensor(setting.kept)
     numerators = [torch.zeros((), dtype=setting.embedding.dtype) for _ in range(steps)]
-    result = Result(numerators[0], [0] * steps, [0.0] * steps, [0.0] * steps, [0.0] * steps)
+    result = Result(numerators[0], [0] * steps, [0.0] * steps, [0.0] * steps, [0.0] * steps, [0.0] * steps)
     for document in documents:
         states = hidden_states(weights, document, setting)
         teacher = setting.teacher_logits(document)
         for t in range(len(document.ids)):
-            chain = 1
+            chain = reached = 1
             for s in range(steps):
                 if not is_labelled(document, t, s):
-                    chain = 0
+                    chain = reached = 0
                     continue
                 logits, z = states[s][t] @ weights["lm_head.weight"].T, teacher[t + 1 + s]
                 value, alpha = row_loss(setting.loss, logits, z, kept)
-                agreed = int(kept[logits.argmax()] == z.argmax())
+                guess = int(kept[logits.argmax()])
+                agreed = int(guess == z.argmax())
+                chance = float(z.softmax(0)[guess])
                 chain *= agreed
                 if int(z.argmax()) in setting.kept:
                     numerators[s] = numerators[s] + value
                 result.counted[s] += 1
                 result.agreed[s] += agreed
                 result.acceptance[s] += float(alpha.detach())
+                result.chance[s] += chance
                 result.chain_sum += chain + (s == 0)
+                result.chain_sum_t1 += reached * chance + (s == 0)
+                reached *= int(guess == document.ids[t + 2 + s])
+                result.chain_sum_data += reached + (s == 0)
     counted = [(s, n) for s, n in enumerate(result.counted) if n]
     result.step_loss = [float(value.detach()) for value in numerators]
     result.loss = sum((setting.decay**s * numerators[s] / n for s, n in counted), numerators[0] * 0)

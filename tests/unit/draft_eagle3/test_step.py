@@ -69,8 +69,13 @@ class TestEagle3Step(DraftStepSuite):
     def expected_metrics(self, result):
         assert sum(result.agreed) > 20
         assert result.chain_sum > result.counted[0] + 10
+        assert result.chain_sum_data > result.counted[0] + 5
         sums = {"accuracy": result.agreed, "acceptance": result.acceptance, "step_loss": result.step_loss}
-        return sums, {"acceptance_length": result.chain_sum / result.counted[0]}
+        lengths = {"": result.chain_sum, "_t1": result.chain_sum_t1, "_data": result.chain_sum_data}
+        return (
+            sums | {"acceptance_t1": result.chance},
+            {f"acceptance_length{name}": total / result.counted[0] for name, total in lengths.items()},
+        )
 
 
 @pytest.fixture

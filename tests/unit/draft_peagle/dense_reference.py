@@ -38,6 +38,10 @@ class Result:
     def denominators(self) -> list[int]:
         return self.counted + self.reached
 
+    chance: list[float]  # per guess: the target's probability of the draft's best token
+    prefixes_t1: list[float]  # the same, of guesses whose chain the data follow up to them
+    prefixes_data: list[int]  # number of chains that the data follow up to and with this guess
+
 
 def sees(query: tuple[int, int], key: tuple[int, int]) -> bool:
     (a, d), (b, e) = query, key
@@ -86,11 +90,13 @@ def dense_peagle(
     guesses, kept = setting.num_guesses, torch.tensor(setting.kept)
     total = torch.zeros((), dtype=setting.embedding.dtype)
     zeros = [0] * guesses
-    result = Result(total, [*zeros], [*zeros], [0.0] * guesses, [0.0] * guesses, [*zeros], reached)
+    sums = [[0.0] * guesses for _ in range(5)]
+    result = Result(total, [*zeros], [*zeros], *sums[:2], [*zeros], reached, *sums[2:])
     for document in documents:
         if not document.elements:
             continue
         states, agreeing = element_states(weights, document, setting), set[tuple[int, int]]()
+        followed = set[tuple[int, int]]()
         teacher = setting.teacher_logits(document)
         for a, d in sorted(document.elements):
             logits, z = states[a, d] @ weights["lm_head.weight"].T, teacher[a + 1 + d]
@@ -98,7 +104,15 @@ def dense_peagle(
             if int(z.argmax()) in setting.kept:
                 total = total + value
                 result.guess_loss[d] += float(value.detach())
-            agreed = int(kept[logits.argmax()]) == int(z.argmax())
+            guess = int(kept[logits.argmax()])
+            agreed = guess == int(z.argmax())
+            chance = float(z.softmax(0)[guess])
+            result.chance[d] += chance
+            if d == 0 or (a, d - 1) in followed:
+                result.prefixes_t1[d] += chance
+                if guess == int(document.ids[a + 2 + d]):
+                    followed.add((a, d))
+                    result.prefixes_data[d] += 1
             result.counted[d] += 1
             result.agreed[d] += agreed
             result.acceptance[d] += float(alpha.detach())

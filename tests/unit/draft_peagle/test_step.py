@@ -52,11 +52,15 @@ class TestPEagleStep(DraftStepSuite):
         """The chance to agree up to each guess counts as often as documents, without drops, reach it."""
         assert all(result.prefixes)
         sums = {"accuracy": result.agreed, "acceptance": result.acceptance, "guess_loss": result.guess_loss}
-        chances = (prefix / n for prefix, n in zip(result.prefixes, result.counted, strict=True))
-        length = (
-            1 + sum(chance * n for chance, n in zip(chances, result.reached, strict=True)) / result.counted[0]
-        )
-        return sums, {"acceptance_length": length}
+
+        def length(prefixes):
+            chances = (prefix / n for prefix, n in zip(prefixes, result.counted, strict=True))
+            reached = sum(chance * n for chance, n in zip(chances, result.reached, strict=True))
+            return 1 + reached / result.counted[0]
+
+        prefixes = {"": result.prefixes, "_t1": result.prefixes_t1, "_data": result.prefixes_data}
+        lengths = {f"acceptance_length{name}": length(found) for name, found in prefixes.items()}
+        return sums | {"acceptance_t1": result.chance}, lengths
 
     @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
     @pytest.mark.usefixtures("small_chunks")

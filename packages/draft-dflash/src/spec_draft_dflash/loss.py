@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from spec_kit.block_drafting import CountedGuesses
 
 
+_VALUES = ("accuracy", "slot_loss")
+_LENGTHS = {"acceptance_length": ("accuracy", "accuracy")}
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlockLoss:
     """Computes the loss of blocks; it chooses the training target and the weight of each slot."""
@@ -46,9 +50,7 @@ class BlockLoss:
         self, states_ASH: Tensor, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
     ) -> StepOutput:
         """Return loss and metrics of the blocks' states, divided by the global batch's ``denominators``."""
-        metrics = GuessMetrics(
-            guesses, len(self.weight_S), ("accuracy", "slot_loss"), {"acceptance_length": "accuracy"}
-        )
+        metrics = GuessMetrics(guesses, len(self.weight_S), _VALUES, _LENGTHS)
         totals = _BlockSums(self, states_ASH, batch, loss_scale(denominators, states_ASH), metrics)
         has_teacher = self.kind in SOFT_LOSSES
         with torch.no_grad():

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from spec_kit.block_drafting import BlockKernels, CountedGuesses
     from spec_kit.layers import Distribution
 
-_VALUES = ("accuracy", "head_accuracy", "recall", "head_loss", "selector_loss")
-_LENGTHS = {"acceptance_length": "accuracy"}
+_VALUES = ("accuracy", "acceptance_t1", "head_accuracy", "recall", "head_loss", "selector_loss")
+_LENGTHS = {
+    "acceptance_length": ("accuracy", "accuracy"),
+    "acceptance_length_t1": ("accuracy", "acceptance_t1"),
+}
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class _Scored:
     head_loss_R: Tensor
     candidate_RC: Tensor
     score_RC: Tensor
+    prob_RC: Tensor
+    """The target's probability of each candidate."""
     wanted_RC: Tensor
     """The wanted distribution t at each candidate."""
 
@@ -95,6 +100,11 @@ class _Scored:
     def guess_R(self) -> Tensor:
         """int64 [R]: the candidate to which the selector gives the largest score."""
         return self.candidate_RC.gather(1, self.score_RC.argmax(1, keepdim=True)).squeeze(1)
+
+    @property
+    def chance_R(self) -> Tensor:
+        """The target's probability of the guess, [R]."""
+        return self.prob_RC.gather(1, self.score_RC.argmax(1, keepdim=True)).squeeze(1)
 
     @property
     def is_label_RC(self) -> Tensor:
@@ -140,6 +150,7 @@ class _Sums:
         self.metrics.add(
             weight_R * loss_R,
             accuracy=correct_R,
+            acceptance_t1=scored.chance_R,
             head_accuracy=scored.best_R == scored.label_R,
             recall=scored.is_label_RC.any(1),
             head_loss=scored.head_loss_R,
@@ -157,6 +168,8 @@ class _Sums:
         teacher = teacher_of_guesses(guesses, self.batch, ops, kernels)
         found = Candidates.of(logits_RV, ops, self.rule.shape)
         label_R = self.batch.input_ids_T[guesses.label_R]
+        columns = LocalColumns.of(found.id_RC, ops)
+        prob_RC = ops.reduce_sum(columns.probabilities(teacher) * columns.here_RX)
         successor_RCr = self.inputs.successor_Vr[found.id_RC]
         return _Scored(
             head=head,
@@ -166,7 +179,8 @@ class _Sums:
             head_loss_R=self._head_loss(head, teacher, label_R),
             candidate_RC=found.id_RC,
             score_RC=scores(found.logits_RC, self.inputs.context_ASr[place_R], successor_RCr),
-            wanted_RC=self._wanted(teacher, label_R, found.id_RC),
+            prob_RC=prob_RC,
+            wanted_RC=self._wanted(prob_RC, label_R, found.id_RC),
         )
 
     def _head_loss(self, head: Distribution, teacher: Distribution, label_R: Tensor) -> Tensor:
@@ -179,9 +193,8 @@ class _Sums:
         aligned_R = options.ce_weight * there_R + options.soft_weight * terms[0].squeeze(1)
         return (options.ce_weight + options.soft_weight) * log_sum_R - ops.reduce_sum(aligned_R)
 
-    def _wanted(self, teacher: Distribution, label_R: Tensor, id_RC: Tensor) -> Tensor:
-        options, columns = self.rule.options, LocalColumns.of(id_RC, self.rule.ops)
-        prob_RC = self.rule.ops.reduce_sum(columns.probabilities(teacher) * columns.here_RX)
+    def _wanted(self, prob_RC: Tensor, label_R: Tensor, id_RC: Tensor) -> Tensor:
+        options = self.rule.options
         is_label_RC = (id_RC == label_R[:, None]).to(prob_RC)
         return options.soft_weight * prob_RC + options.ce_weight * is_label_RC
 

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from spec_kit.block_drafting import GuessMetrics, loss_scale, teacher_of_guesses
-from spec_kit.layers import LabelColumns, sharded_logsumexp_argmax, softmax, with_gradients
+from spec_kit.layers import LabelColumns, probabilities, sharded_logsumexp_argmax, softmax, with_gradients
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,8 +29,12 @@ if TYPE_CHECKING:
     from spec_kit.block_drafting import BlockKernels, CountedGuesses
     from spec_kit.layers import Distribution
 
-_VALUES = ("accuracy", "acceptance", "guess_loss", "confidence_loss")
-_LENGTHS = {"acceptance_length": "accuracy", "expected_length": "acceptance"}
+_VALUES = ("accuracy", "acceptance", "acceptance_t1", "guess_loss", "confidence_loss")
+_LENGTHS = {
+    "acceptance_length": ("accuracy", "accuracy"),
+    "acceptance_length_t1": ("accuracy", "acceptance_t1"),
+    "expected_length": ("acceptance", "acceptance"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +91,8 @@ class _Scored:
     overlap_R: Tensor
     """Probability that rejection sampling accepts the guess: Σ min(p, q) = 1 − ½ ‖p − q‖₁, with the target's
     distribution p and the draft's q."""
+    chance_R: Tensor
+    """The target's probability of the draft's best guess, which engines draft."""
     below_R: Tensor
     """The draft's probability of all tokens to which it gives less probability than the target does."""
 
@@ -114,6 +120,7 @@ class _Sums:
             weight_R * (loss_R + options.confidence_weight * confidence_R),
             accuracy=scored.correct_R,
             acceptance=scored.overlap_R,
+            acceptance_t1=scored.chance_R,
             guess_loss=loss_R,
             confidence_loss=confidence_R,
         )
@@ -134,7 +141,17 @@ class _Sums:
         id_R = self.batch.input_ids_T[label_R]
         labels = LabelColumns.of(id_R, ops)
         cross_R = log_sum_R - ops.reduce_sum(labels.logits(logits_RV, log_sum_R.dtype))
-        return _Scored(logits_RV, log_sum_R, teacher, labels, best_R == id_R, cross_R, overlap_R, below_R)
+        return _Scored(
+            logits_RV=logits_RV,
+            log_sum_R=log_sum_R,
+            teacher=teacher,
+            labels=labels,
+            correct_R=best_R == id_R,
+            cross_R=cross_R,
+            overlap_R=overlap_R,
+            chance_R=probabilities(best_R[:, None], ids_V, teacher, ops).squeeze(1),
+            below_R=below_R,
+        )
 
     def _confidence_loss(self, place_R: tuple[Tensor, Tensor], chance_R: Tensor, weight_R: Tensor) -> Tensor:
         """Return the confidence head's cross-entropy for each guess [R]; zeros if the draft has no such head.

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core import LinearWeight, VocabularyOps
+    from spec_core.records import DraftBatch
     from spec_draft_peagle.kernels import PEagleKernels
     from spec_kit.drafting import DistilledLoss
 
-_VALUES = ("accuracy", "acceptance", "guess_loss")
+_VALUES = ("accuracy", "acceptance", "acceptance_t1", "guess_loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +44,12 @@ class PEagleLoss:
     kernels: PEagleKernels
 
     def __call__(
-        self, states_EH: Tensor, hidden_TH: Tensor, guesses_3E: Tensor, denominators: Tensor
+        self, states_EH: Tensor, batch: DraftBatch, guesses_3E: Tensor, denominators: Tensor
     ) -> StepOutput:
         """Return loss and metrics of the guesses.
 
-        ``hidden_TH``: inputs of the target's final norm. ``guesses_3E``: see ``Chains.guesses``, on the CPU.
+        The batch's last captured state is the input of the target's final norm. ``guesses_3E``: see
+        ``Chains.guesses``, on the CPU.
         ``denominators``: float64 [2 K], the global batch's number of guesses that count at each index of a
         chain, then the numbers before the drop.
         """
@@ -58,8 +60,8 @@ class PEagleLoss:
         with torch.no_grad():
             chunks = guesses.chunks(self.ops.chunk_bytes, 4 * self.ops.shard_rows, guess_bytes)
             for tokens, chunk in chunks:
-                totals.add(tokens, chunk, hidden_TH[guesses.token_U[tokens]])
-        return totals.output(len(hidden_TH))
+                totals.add(tokens, chunk, batch)
+        return totals.output(len(batch.input_ids_T))
 
 
 class _Sums:
@@ -75,28 +77,32 @@ class _Sums:
         self.scale = torch.where(total > 0, 1 / total.clamp(min=1), 0).to(wide)
         zeros = self.scale.new_zeros
         self.loss, self.sums = zeros(()), {name: zeros(len(self.kept_K)) for name in _VALUES}
-        self.agreed_E = zeros(len(states_EH))
+        self.agreed_E, self.matched_E, self.chance_E = zeros(3, len(states_EH))
+        """Whether a guess is the target's arg-max, whether it is the data's token, and the target's probability."""
         self.grads: tuple[Tensor, Tensor] | None = None
         if torch.is_grad_enabled():
             self.grads = torch.zeros_like(states_EH), zeros(rule.head.weight.shape)
 
-    def add(self, tokens: slice, chunk: slice, hidden_UH: Tensor) -> None:
-        """Add loss, metrics and gradients of the guesses of a chunk.
-
-        ``tokens``: the tokens before these guesses. ``hidden_UH``: inputs of the target's final norm there.
-        """
+    def add(self, tokens: slice, chunk: slice, batch: DraftBatch) -> None:
+        """Add loss, metrics and gradients of the guesses of a chunk. ``tokens``: the tokens before these guesses."""
+        token_U, teacher_R = self.guesses.token_U[tokens], self.guesses.teacher_E[chunk] - tokens.start
+        hidden_UH = batch.hidden_TNH[token_U, -1]
         rule, guess_R, state_R = self.rule, self.guesses.guess_E[chunk], self.guesses.state_E[chunk]
         input_RH, ops, kernels = self.states_EH[state_R], rule.ops, rule.kernels
         teacher = teach(ops, kernels, hidden_UH, rule.ids_V, rule.vocab_mask_V)
-        teacher = teacher.take(self.guesses.teacher_E[chunk] - tokens.start)
+        teacher = teacher.take(teacher_R)
         logits_RV = rule.head.forward(input_RH)
         scored = score(logits_RV[:, None], rule.ids_V, teacher, ops, kernels)
         value_R1, factors = ROW_LOSSES[rule.kind](scored, teacher, ops, kernels)
         trained_R1 = teacher.trained_R[:, None].to(self.scale.dtype)
         self.loss += (value_R1 * trained_R1).sum() * self.scale
-        self.agreed_E[chunk] = (scored.best_RS[:, 0] == teacher.best_R).to(self.scale.dtype)
+        best_R, wide = scored.best_RS[:, 0], self.scale.dtype
+        self.agreed_E[chunk] = (best_R == teacher.best_R).to(wide)
+        self.matched_E[chunk] = (best_R == batch.input_ids_T[token_U + 1][teacher_R]).to(wide)
+        self.chance_E[chunk] = scored.chance_RS[:, 0].to(wide)
         self.sums["guess_loss"].index_add_(0, guess_R, (value_R1 * trained_R1)[:, 0].to(self.scale.dtype))
         self.sums["acceptance"].index_add_(0, guess_R, scored.overlap_RS[:, 0].to(self.scale.dtype))
+        self.sums["acceptance_t1"].index_add_(0, guess_R, self.chance_E[chunk])
         self.sums["accuracy"].index_add_(0, guess_R, self.agreed_E[chunk])
         if self.grads is None:
             return
@@ -110,26 +116,41 @@ class _Sums:
     def output(self, most_chains: int) -> StepOutput:
         """Return loss and metrics. ``most_chains``: upper limit of the number of chains.
 
-        A chain's acceptance length is 1 + the number of guesses that agree with the teacher before the first
-        disagreement. Dropped guesses are estimated from the other guesses: the number of chains whose first k
-        guesses agree is multiplied by the number of k-th guesses before the drop, and divided by their number
-        after the drop.
+        A chain's acceptance length is 1 + the number of guesses that are accepted before the first that is not. The
+        target at temperature 0 accepts its own arg-max. At temperature 1, it accepts a guess with its probability for
+        it, and the chain goes on with the guess only if the data do. Dropped guesses are estimated from the other
+        guesses: the sum over the k-th guesses is multiplied by their number before the drop, and divided by their
+        number after it.
         """
         counts_K = torch.zeros_like(self.kept_K, dtype=torch.int64)
         counts_K.index_add_(0, self.guesses.guess_E, torch.ones_like(self.guesses.guess_E))
-        weight_K = torch.where(self.kept_K > 0, self.reached_K / self.kept_K.clamp(min=1), 0)
-        lengths = counts_K[0] + (self._prefixes(most_chains) * weight_K.to(self.scale.dtype)).sum()
+        weight_K = torch.where(self.kept_K > 0, self.reached_K / self.kept_K.clamp(min=1), 0).to(
+            self.scale.dtype
+        )
+        agreed_CK, matched_CK, chance_CK = self._chains(most_chains)
+        agreed_CK, matched_CK = agreed_CK.cumprod(1), matched_CK.cumprod(1)
+        before_CK = matched_CK.roll(1, 1)
+        before_CK[:, :1] = 1
+        accepted = {
+            "acceptance_length": agreed_CK,
+            "acceptance_length_t1": before_CK * chance_CK,
+            "acceptance_length_data": matched_CK,
+        }
+        lengths = {
+            name: counts_K[0] + (value_CK.sum(0) * weight_K).sum() for name, value_CK in accepted.items()
+        }
         loss = self.loss
         if self.grads is not None:
             loss = with_gradients(loss, self.grads, (self.states_EH, self.rule.head.weight))
         return StepOutput(
             loss=loss,
-            sums={**self.sums, "acceptance_length": lengths},
-            counts={**dict.fromkeys(self.sums, counts_K), "acceptance_length": counts_K[0]},
+            sums=self.sums | lengths,
+            counts=dict.fromkeys(self.sums, counts_K) | dict.fromkeys(lengths, counts_K[0]),
         )
 
-    def _prefixes(self, most_chains: int) -> Tensor:
-        """Return for each index, [K], the number of chains that agree with the teacher up to this index."""
-        agreed = self.scale.new_zeros(most_chains, len(self.kept_K))
-        places = self.guesses.chain_E, self.guesses.guess_E
-        return agreed.index_put(places, self.agreed_E).cumprod(1).sum(0)
+    def _chains(self, most_chains: int) -> Tensor:
+        """Return agreements, matches and probabilities of each chain's guesses, [3, chains, K]; 0 for no guess."""
+        values_3E = torch.stack([self.agreed_E, self.matched_E, self.chance_E])
+        table_3CK = values_3E.new_zeros(3, most_chains, len(self.kept_K))
+        table_3CK[:, self.guesses.chain_E, self.guesses.guess_E] = values_3E
+        return table_3CK

@@ -201,7 +201,7 @@ class PEagleModel(nn.Module):
         )
         states_EH = self.states(batch, chains, ops)
         guesses_3E = chains.guesses(config.segment_tokens)  # on the CPU, while a device computes the states
-        return loss(states_EH, batch.hidden_TNH[:, -1], guesses_3E, denominators)
+        return loss(states_EH, batch, guesses_3E, denominators)
 
     def states(self, batch: DraftBatch, chains: Chains, ops: VocabularyOps) -> Tensor:
         """Return the head's inputs [E, H] for the guesses that count in the loss.

@@ -91,18 +91,20 @@ class StepProgress(AbstractContextManager["StepProgress"]):
 
 
 def step_note(record: Mapping[str, Any]) -> str:
-    """Format a row of metrics as ``loss 3.21  tau 1.84  5,120 tok/s  waits 3 % for features (trainer-bound)``.
+    """Format a row of metrics as ``loss 3.21  tau 1.84 (T 1: 1.43)  5,120 tok/s  waits 3 % for features (…)``.
 
     If a draft version is served, ``  serves v500`` follows, and the version's acceptance length if it is known.
     """
     busy, waiting = record["time_step_s"], record["time_data_s"]
     share = 100 * waiting / max(busy + waiting, 1e-9)
     side = "engine" if share >= 50 else "trainer"
+    t1 = record.get("acceptance_length_t1")
+    at_t1 = "" if t1 is None else f" (T 1: {t1:.2f})"
     served = f"  serves v{record['serving_version']}" if "serving_version" in record else ""
     if "serving_acceptance_length" in record:
         served += f" (tau {record['serving_acceptance_length']:.2f})"
     return (
-        f"loss {record['loss']:.3f}  tau {record['acceptance_length']:.2f}  "
+        f"loss {record['loss']:.3f}  tau {record['acceptance_length']:.2f}{at_t1}  "
         f"{record['tokens_per_s']:,.0f} tok/s  waits {share:.0f} % for features ({side}-bound){served}"
     )
 

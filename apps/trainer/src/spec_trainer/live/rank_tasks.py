@@ -57,7 +57,9 @@ def _measure(part: RunSpec, trainers: Sequence[DraftTrainer], links: RankLinks) 
         (sample_id,) = item.sample_ids
         is_finite = sample_id not in links.result["not_finite"]
         for trainer, lengths in zip(trainers, links.result["lengths"], strict=True) if is_finite else ():
-            acceptance_length = trainer.evaluate(share).metrics()["acceptance_length"]
+            metrics = trainer.evaluate(share).metrics()
+            # The target generated these answers, at whatever temperature: it accepts guesses that they go on with.
+            acceptance_length = metrics.get("acceptance_length_data", metrics["acceptance_length"])
             assert isinstance(acceptance_length, float)
             lengths.append(max(1.0, acceptance_length))
         links.stream.check()

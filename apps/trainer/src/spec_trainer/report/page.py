@@ -108,6 +108,7 @@ def _figures(summary: Mapping[str, Any]) -> str:
         ("times as fast with the draft", summary.get("speedup"), "{:.2f}"),
         ("acceptance length τ", summary.get("acceptance_length"), "{:.2f}"),
         ("simulated τ, held out", summary.get("eval_acceptance_length"), "{:.2f}"),
+        ("simulated τ at T 1, held out", summary.get("eval_acceptance_length_t1"), "{:.2f}"),
         ("final loss", summary.get("loss"), "{:.3f}"),
         ("optimizer steps", summary.get("steps"), "{:,}"),
         ("tokens trained", summary.get("tokens"), "{:,}"),
@@ -200,6 +201,10 @@ def _curves(records: Sequence[Record]) -> str:
             held_out = [(r["step"], r[f"eval_{key}"]) for r in records if f"eval_{key}" in r]
             if held_out:
                 axis.plot(*zip(*held_out, strict=True), "o-", ms=4, lw=1, label="held out")
+            at_t1 = [(one["step"], one[f"{key}_t1"]) for one in records if f"{key}_t1" in one]
+            if at_t1:
+                axis.plot(*zip(*at_t1, strict=True), lw=1, ls="--", label="training, at T 1")
+            if held_out or at_t1:
                 axis.legend(frameon=False)
             axis.set(title=label, xlabel="step")
 

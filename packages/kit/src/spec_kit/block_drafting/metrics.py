@@ -28,12 +28,17 @@ class GuessMetrics:
     """
 
     def __init__(
-        self, guesses: CountedGuesses, num_guesses: int, values: Sequence[str], lengths: Mapping[str, str]
+        self,
+        guesses: CountedGuesses,
+        num_guesses: int,
+        values: Sequence[str],
+        lengths: Mapping[str, tuple[str, str]],
     ) -> None:
         """Start without values.
 
         ``guesses``: all guesses of the batch. ``values``: names of the metrics that each guess has. ``lengths``: name
-        of an acceptance length -> name of the value that is the probability that a guess is accepted.
+        of an acceptance length -> names of two values: the probability that the data go on with a guess, and the
+        probability that the guess is accepted.
         """
         self._guesses, self._num_guesses, self._lengths = guesses, num_guesses, lengths
         self._weighted: list[Tensor] = []
@@ -52,22 +57,26 @@ class GuessMetrics:
     def output(self, loss: Tensor) -> StepOutput:
         """Return ``loss`` and the metrics as a StepOutput.
 
-        A block's acceptance length is 1 + Σ over guesses k of P(guesses 1 to k are all accepted). The lengths are
-        divided by the number of blocks. This equals the number of first guesses, because the first guess of every
-        block counts.
+        A block's acceptance length is 1 + Σ over guesses k of P(the data go on with guesses 1 to k − 1) · P(guess k
+        is accepted). The lengths are divided by the number of blocks, which is the number of first guesses, because
+        the first guess of every block counts.
         """
         none = loss.new_zeros(0)
         columns = [
             torch.cat([none, *(part.to(none.dtype) for part in parts)]) for parts in self._values.values()
         ]
         table_ASM = self._guesses.table(torch.stack(columns, dim=1), self._num_guesses)
-        reached_M = len(table_ASM) + table_ASM.cumprod(1).sum((0, 1))
         counted_S = self._counted(loss.device)
-        sums = dict(zip(self._values, table_ASM.sum(0).unbind(1), strict=True))
-        lengths = dict(zip(self._values, reached_M, strict=True))
+        value_AS = dict(zip(self._values, table_ASM.unbind(2), strict=True))
+        sums = {name: table_AS.sum(0) for name, table_AS in value_AS.items()}
+        lengths: dict[str, Tensor] = {}
+        for name, (followed, accepted) in self._lengths.items():
+            before_AS = value_AS[followed].cumprod(1).roll(1, 1)
+            before_AS[:, :1] = 1
+            lengths[name] = len(table_ASM) + (before_AS * value_AS[accepted]).sum()
         return StepOutput(
             loss=loss,
-            sums=sums | {name: lengths[value] for name, value in self._lengths.items()},
+            sums=sums | lengths,
             counts=dict.fromkeys(sums, counted_S) | dict.fromkeys(self._lengths, counted_S[0]),
         )
 

@@ -36,6 +36,8 @@ class SupervisedRows:
     depth_R: Tensor
     """int64 [R]: steps ``first`` ≤ s < ``depth`` are labelled. Row u − 1 − s lies in the document iff s < u, where u
     counts within the document."""
+    token_R: Tensor
+    """int64 [R]: the label, token u + 1."""
     is_local_T: Tensor | None = None
     """bool [T]: whether this rank computes the row; None if it computes all rows."""
 
@@ -49,7 +51,8 @@ class SupervisedRows:
         columns, device = _labelled(batch), batch.input_ids_T.device
         is_local_T = None if needed is None else needed.rows.is_local_T
         if needed is None or is_local_T is None:
-            return cls(*to_device_async(columns, device))
+            teacher_R, first_R, depth_R = to_device_async(columns, device)
+            return cls(teacher_R, first_R, depth_R, batch.input_ids_T[teacher_R + 1])
         teacher_R, first_R, depth_R = columns
         below_T = F.pad(is_local_T.cumsum(0), (1, 0))  # number of this rank's rows before each row
         deepest_R = depth_R.clamp(max=len(needed.counts))
@@ -57,7 +60,8 @@ class SupervisedRows:
             :, below_T[(teacher_R - first_R).maximum(teacher_R - deepest_R)] > below_T[teacher_R - deepest_R]
         ]
         teacher_R, first_R, depth_R = to_device_async(columns, device)
-        return cls(teacher_R, first_R, depth_R, to_device_async(is_local_T, device))
+        token_R = batch.input_ids_T[teacher_R + 1]
+        return cls(teacher_R, first_R, depth_R, token_R, to_device_async(is_local_T, device))
 
     def labels(self, step_S: Tensor) -> tuple[Tensor, Tensor]:
         """Return whether each step has a label on this rank, bool [R, S], and the step's row, int64 [R, S].

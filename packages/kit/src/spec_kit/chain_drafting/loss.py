@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -79,6 +79,8 @@ class _Pairs:
 
     teacher_R: Tensor
     """int64: position of the teacher in the flat batch."""
+    token_R: Tensor
+    """int64: the token of the data after that position."""
     labelled_RS: Tensor
     """bool: whether the pair has a label."""
     row_SR: Tensor
@@ -96,7 +98,7 @@ class _Pairs:
         if index_T is not None:
             row_RS = index_T[row_RS]
         flat_RS = torch.where(labelled_RS, row_RS + step_S * num_rows, num_steps * num_rows)
-        return cls(rows.teacher_R, labelled_RS, (row_RS * labelled_RS).T.contiguous(), flat_RS)
+        return cls(rows.teacher_R, rows.token_R, labelled_RS, (row_RS * labelled_RS).T.contiguous(), flat_RS)
 
     def chunks(self, most: int) -> Iterator[_Pairs]:
         """Yield as few chunks as possible, of at most ``most`` positions, and all of about equally many."""
@@ -105,8 +107,29 @@ class _Pairs:
         for first in range(0, total, size):
             part = slice(first, first + size)
             yield _Pairs(
-                self.teacher_R[part], self.labelled_RS[part], self.row_SR[:, part], self.flat_RS[part]
+                self.teacher_R[part],
+                self.token_R[part],
+                self.labelled_RS[part],
+                self.row_SR[:, part],
+                self.flat_RS[part],
             )
+
+
+class _Found(NamedTuple):
+    """Values of the pairs of a chunk, [R, S]."""
+
+    value_RS: Tensor
+    """The loss."""
+    overlap_RS: Tensor
+    """The probability that a guess drawn from the draft's distribution is accepted."""
+    chance_RS: Tensor
+    """The target's probability of the draft's arg-max."""
+    agreed_RS: Tensor
+    """Whether draft and target have the same arg-max."""
+    matched_RS: Tensor
+    """Whether the draft's arg-max is the token of the data."""
+    trained_R1: Tensor
+    """Whether the position is trained."""
 
 
 class _StepSums:
@@ -118,8 +141,7 @@ class _StepSums:
 
     def __init__(self, head: HeadLoss, states: Sequence[Tensor], weight_S: Tensor) -> None:
         self.head, self.states, self.weight_S = head, states, weight_S
-        self.found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-        """Losses, acceptances and agreements [R, S] of each chunk, and which positions are trained, [R, 1]."""
+        self.found: list[_Found] = []
         self.grad_states_XH = self.grad_head_VH = None
         if torch.is_grad_enabled():
             num_steps, (num_rows, width) = len(states), states[0].shape
@@ -138,8 +160,15 @@ class _StepSums:
         teacher = teach(ops, kernels, hidden_RH, head.ids_V, head.vocab_mask_V)
         scored = score(logits_RSV, head.ids_V, teacher, ops, kernels)
         value_RS, factors = ROW_LOSSES[head.kind](scored, teacher, ops, kernels)
-        agreed_RS = scored.best_RS == teacher.best_R[:, None]
-        self.found.append((value_RS, scored.overlap_RS, agreed_RS, teacher.trained_R[:, None]))
+        found = _Found(
+            value_RS=value_RS,
+            overlap_RS=scored.overlap_RS,
+            chance_RS=scored.chance_RS,
+            agreed_RS=scored.best_RS == teacher.best_R[:, None],
+            matched_RS=scored.best_RS == chunk.token_R[:, None],
+            trained_R1=teacher.trained_R[:, None],
+        )
+        self.found.append(found)
         if self.grad_states_XH is None:
             return
         weight_RS = (chunk.labelled_RS & teacher.trained_R[:, None]) * self.weight_S
@@ -166,28 +195,38 @@ class _StepSums:
     def output(self, pairs: _Pairs) -> StepOutput:
         """Return the loss, and the sum and count of each metric.
 
-        The acceptance length of a row is 1 + the number of consecutive steps, from step 0 on, in which draft and
-        target have the same arg-max.
+        The acceptance length of a row is 1 + the number of guesses that are accepted before the first that is not,
+        from step 0 on. The target at temperature 0 accepts its own arg-max. At temperature 1, it accepts a guess with
+        its probability for it, and the row continues with the guess only if the data do.
         """
         wide, labelled_RS = self.weight_S.dtype, pairs.labelled_RS
         none_0S = labelled_RS[:0]
-        found = self.found or [(none_0S.to(wide), none_0S, none_0S, none_0S[:, :1])]
-        value_RS, overlap_RS, agreed_RS, trained_R1 = map(torch.cat, zip(*found, strict=True))
-        agreed_RS = agreed_RS & labelled_RS
-        step_loss_S = (value_RS * (labelled_RS & trained_R1)).sum(0)
+        parts = self.found or [_Found(none_0S.to(wide), none_0S, none_0S, none_0S, none_0S, none_0S[:, :1])]
+        found = _Found(*map(torch.cat, zip(*parts, strict=True)))
+        step_loss_S = (found.value_RS * (labelled_RS & found.trained_R1)).sum(0)
         labelled_S = labelled_RS.sum(0)
-        agreed_X = self.weight_S.new_zeros(len(self.states) * len(self.states[0]) + 1)
-        agreed_X.index_copy_(0, pairs.flat_RS.flatten(), agreed_RS.flatten().to(wide))
-        chains_ST = agreed_X[:-1].view(len(self.states), -1).cumprod(0)
-        sums = {
-            "accuracy": agreed_RS.sum(0).to(wide),
-            "acceptance": (overlap_RS * labelled_RS).sum(0),
-            "step_loss": step_loss_S,
-            "acceptance_length": labelled_S[0] + chains_ST.sum(),
+        values = (found.agreed_RS, found.matched_RS, found.chance_RS)
+        kept_MRS = torch.stack([(value_RS * labelled_RS).to(wide) for value_RS in values])
+        table_MX = self.weight_S.new_zeros(len(values), len(self.states) * len(self.states[0]) + 1)
+        table_MX.index_copy_(1, pairs.flat_RS.flatten(), kept_MRS.flatten(1))
+        agreed_ST, matched_ST, chance_ST = table_MX[:, :-1].unflatten(1, (len(self.states), -1))
+        reached_ST = matched_ST.cumprod(0)
+        accepted_t1 = chance_ST[0].sum() + (reached_ST[:-1] * chance_ST[1:]).sum()
+        accuracy_S, _, acceptance_t1_S = kept_MRS.sum(1)
+        lengths = {
+            "acceptance_length": labelled_S[0] + agreed_ST.cumprod(0).sum(),
+            "acceptance_length_t1": labelled_S[0] + accepted_t1,
+            "acceptance_length_data": labelled_S[0] + reached_ST.sum(),
         }
-        counts = {**dict.fromkeys(sums, labelled_S), "acceptance_length": labelled_S[0]}
+        sums = {
+            "accuracy": accuracy_S,
+            "acceptance": (found.overlap_RS * labelled_RS).sum(0),
+            "acceptance_t1": acceptance_t1_S,
+            "step_loss": step_loss_S,
+        }
+        counts = dict.fromkeys(sums, labelled_S) | dict.fromkeys(lengths, labelled_S[0])
         loss = (step_loss_S * self.weight_S).sum()
-        return StepOutput(loss=self._with_gradients(loss), sums=sums, counts=counts)
+        return StepOutput(loss=self._with_gradients(loss), sums=sums | lengths, counts=counts)
 
     def _with_gradients(self, loss: Tensor) -> Tensor:
         """Return the loss with its gradients, if they are enabled."""

@@ -11,7 +11,12 @@ if TYPE_CHECKING:
     from spec_kit.layers.fp8 import Fp8Kernels, Fp8Layers, use_fp8_head
     from spec_kit.layers.initial_weights import start_from_target
     from spec_kit.layers.latent_attention import LatentAttention
-    from spec_kit.layers.loss_parts import LabelColumns, sharded_logsumexp_argmax, with_gradients
+    from spec_kit.layers.loss_parts import (
+        LabelColumns,
+        probabilities,
+        sharded_logsumexp_argmax,
+        with_gradients,
+    )
     from spec_kit.layers.plain_kernels import DecoderKernels, Distribution, softmax
     from spec_kit.layers.rope import Rope, rotate
     from spec_kit.layers.row_loss import ROW_LOSSES, Teacher, score, teach
@@ -40,6 +45,7 @@ __all__ = [
     "extended_caches",
     "linear",
     "new_positions",
+    "probabilities",
     "rotate",
     "score",
     "sharded_logsumexp_argmax",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.ops import VocabularyOps
-    from spec_kit.layers.plain_kernels import DecoderKernels
+    from spec_kit.layers.plain_kernels import DecoderKernels, Distribution
 
 
 def sharded_logsumexp_argmax(
@@ -32,6 +32,18 @@ def sharded_logsumexp_argmax(
     # Comparisons with NaN are false, so a row with NaN still gets a valid id of the vocabulary.
     best_X = torch.where(local_X < top_X, torch.iinfo(torch.int64).min, -ids_V[index_X])
     return log_sum_X, -ops.reduce_max(best_X)
+
+
+def probabilities(id_RX: Tensor, ids_V: Tensor, distribution: Distribution, ops: VocabularyOps) -> Tensor:
+    """Return the probability of each token, [R, X]; 0 for a token without a row.
+
+    ``id_RX``: int64, X tokens for each row of ``distribution``. ``ids_V``: int64, ascending, the token of each local
+    row of the vocabulary.
+    """
+    logits_RV, log_sum_R = distribution
+    column_RX = torch.searchsorted(ids_V, id_RX).clamp_(max=len(ids_V) - 1)
+    there_RX = logits_RV.gather(1, column_RX).to(log_sum_R.dtype) - log_sum_R[:, None]
+    return ops.reduce_sum(there_RX.exp() * (ids_V[column_RX] == id_RX))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_kit.layers.loss_parts import sharded_logsumexp_argmax
+from spec_kit.layers.loss_parts import probabilities, sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,6 +77,8 @@ class Scored:
     """Cross-entropy −Σ p log q of the draft's distribution q under the teacher's p."""
     overlap_RS: Tensor
     """α = Σ min(p̂, q): the probability that the target accepts a guess drawn from q."""
+    chance_RS: Tensor
+    """p̂ of the arg-max of q: the probability that the target, at temperature 1, accepts the draft's best guess."""
     below_RS: Tensor
     """Sum of q over the tokens with q < p̂."""
 
@@ -110,7 +112,8 @@ def score(
     log_sum_RS, best_RS = sharded_logsumexp_argmax(logits_RSV, ids_V, ops, kernels)
     sums = kernels.distill_terms(logits_RSV, log_sum_RS, teacher.distribution, teacher.in_vocab_mass_R)
     aligned_RS, overlap_RS, below_RS = map(ops.reduce_sum, sums)
-    return Scored(log_sum_RS, best_RS, log_sum_RS - aligned_RS, overlap_RS, below_RS)
+    chance_RS = probabilities(best_RS, ids_V, teacher.distribution, ops) * teacher.in_vocab_mass_R[:, None]
+    return Scored(log_sum_RS, best_RS, log_sum_RS - aligned_RS, overlap_RS, chance_RS, below_RS)
 
 
 def _cross_entropy(
