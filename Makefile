@@ -29,7 +29,7 @@ SURVEY ?= packages/kit/src/spec_kit/streams/free_list.py tests/unit/kit/streams/
 SPREAD := --dist loadgroup --no-loadscope-reorder
 RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python
 MEMBERS := packages/core $(filter-out packages/core,$(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml))) apps/trainer
-EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
+EDITABLE := $(foreach member,$(filter-out apps/trainer,$(MEMBERS)),--editable ./$(member)) --editable "./apps/trainer[plots,hub]"
 
 # Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
 export PYTHONDONTWRITEBYTECODE :=

@@ -10,6 +10,6 @@ FROM python:3.12-slim
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu
 COPY --from=wheels /wheels /wheels
-RUN pip install --no-cache-dir --find-links /wheels 'spec-trainer[tensorboard]' 'spec-launcher-ray[ray]'
+RUN pip install --no-cache-dir --find-links /wheels 'spec-trainer[tensorboard,plots,hub]' 'spec-launcher-ray[ray]'
 WORKDIR /trainer
 ENTRYPOINT ["spec-trainer"]

@@ -10,6 +10,6 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels ./packages/* ./apps/*
 FROM vllm/vllm-openai:v0.33.0
 COPY --from=wheels /wheels /wheels
 RUN python3 -m pip install --no-cache-dir --find-links /wheels \
-    'spec-trainer[cuda,vllm,tensorboard]' 'spec-launcher-ray[ray]'
+    'spec-trainer[cuda,vllm,tensorboard,plots,hub]' 'spec-launcher-ray[ray]'
 WORKDIR /trainer
 ENTRYPOINT ["spec-trainer"]

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -332,6 +333,12 @@ def test_a_hub_id_that_cannot_be_reached_is_refused_in_one_line(monkeypatch):
     with pytest.raises(DataError, match="data 'owner/name:test' cannot be read") as caught:
         read("owner/name:test")
     assert "\n" not in str(caught.value)
+
+
+def test_without_the_package_of_the_hub_the_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"^data 'owner/name:test' is on the hub, .*'spec-trainer\[hub\]'$"):
+        read("owner/name:test")
 
 
 def test_data_without_a_usable_row_or_a_supervised_token_is_refused(write):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -160,3 +161,11 @@ def test_no_value_of_a_run_directory_is_markup(directory):
     page = Words(directory.report.read_text())
     assert {tag for tag, _ in page.tags} == expected
     assert page.text.count(markup) >= 6
+
+
+def test_without_matplotlib_a_report_says_how_to_get_plots(directory, monkeypatch):
+    records(directory)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = Words(report(directory))
+    assert "svg" not in {tag for tag, _ in page.tags}
+    assert "pip install 'spec-trainer[plots]'" in page.text

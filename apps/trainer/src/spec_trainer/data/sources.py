@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from pathlib import Path
@@ -130,6 +131,10 @@ def read_hub(name: str, split: str, config: str | None = None) -> Iterator[DataR
 
 
 def _load_hub(name: str, config: str | None, split: str) -> Any:
+    if importlib.util.find_spec("datasets") is None:
+        raise DataError(
+            f"data '{name}:{split}' is on the hub, which needs datasets: pip install 'spec-trainer[hub]'"
+        )
     from datasets import load_dataset
     from datasets.utils import logging as datasets_logging
 

@@ -5,6 +5,7 @@ Each panel is a separate image, so that panels wrap on narrow screens.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,12 @@ _TICKS = 4
 
 
 def svg(draw: Callable[[Sequence[Axes]], None], panels: int) -> str:
-    """Return the HTML of a row of ``panels`` plots; ``draw`` is called once with the axes of all plots."""
+    """Return the HTML of a row of ``panels`` plots; ``draw`` is called once with the axes of all plots.
+
+    Without matplotlib, which is an extra, the HTML is a line that says how to get them.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        return "<p>The plots need matplotlib: <code>pip install 'spec-trainer[plots]'</code></p>"
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
