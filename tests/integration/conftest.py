@@ -11,6 +11,7 @@ import pytest
 from spec_trainer.cli.app import run
 
 from . import launching
+from .bad_input import tree
 
 CommandLine = Callable[..., "Outcome"]
 
@@ -128,3 +129,38 @@ def uninterrupted(lab: launching.Lab) -> Path:
     output = lab.folder / "uninterrupted"
     lab.train(output, **lab.one_and_two)
     return output
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The working directory of a command, empty, below a folder for files."""
+    folder = tmp_path / "working-directory"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return tmp_path
+
+
+@pytest.fixture
+def refused(place, command_line, peaked_target, rows_file) -> Callable[..., str]:
+    """``refused(*words, **flags)``: the one line that a command ends with, nothing created. Without ``target``,
+    ``data`` and ``output``, good ones."""
+
+    def call(*words: object, command: str = "train", **flags: object) -> str:
+        flags = {"target": peaked_target, "data": rows_file, "output": place / "out"} | flags
+        given = [word for key, value in flags.items() for word in (f"--{key}", value) if value is not None]
+        before = tree(place)
+        line = command_line(command, *given, *words).error
+        assert tree(place) == before
+        return line
+
+    return call
+
+
+@pytest.fixture
+def file(place) -> Callable[[str, str | bytes], Path]:
+    def write(name: str, content: str | bytes) -> Path:
+        path = place / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
