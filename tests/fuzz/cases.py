@@ -10,7 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import benches, damage, material, numbers, outputs, run_directories, servers, special_files
+from . import (
+    benches,
+    combined,
+    damage,
+    images,
+    material,
+    numbers,
+    outputs,
+    rows,
+    run_directories,
+    servers,
+    special_files,
+    templates,
+    whole_targets,
+)
 
 LONGEST_LINE = 2_000
 LONGEST_S = 60
@@ -33,7 +47,7 @@ _TEXTS = [
     "/etc/passwd",
     "../..", ".", "nowhere", "nobody/nothing", "a" * 300, "eagle3", "dflash", "hf", "inline", "10000000",
 ]  # fmt: skip
-_WRONG_WORDS = {"words", "numbers", "servers", "benchmarks"}
+_WRONG_WORDS = {"words", "numbers", "servers", "benchmarks", "combined"}
 """Groups whose words are what is damaged."""
 
 
@@ -84,11 +98,15 @@ def violations(case: Case, code: int, out: str, err: str) -> list[str]:
 
 def contents(case: Case) -> list[tuple[str, int]]:
     """Return path and size of everything that the command may not change."""
-    own = case.may_change
+    return listing(case.folder, case.may_change)
+
+
+def listing(folder: Path, left_out: Path | None = None) -> list[tuple[str, int]]:
+    """Return path and size of everything in ``folder``, except for ``left_out`` and what is in it."""
     return sorted(
         (str(path), path.lstat().st_size if not path.is_dir() else 0)
-        for path in case.folder.rglob("*")
-        if path != own and own not in path.parents
+        for path in folder.rglob("*")
+        if path != left_out and left_out not in path.parents
     )
 
 
@@ -129,23 +147,26 @@ def _target(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[ob
 def _quantized(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
     target = material.copy(root, "target", folder)
     values = [*damage.ODD_VALUES, {"quant_method": draw.choice([*damage.ODD_VALUES, *_QUANTIZED])}]
-    value = draw.choice(
-        [*values, {"quant_method": "bitsandbytes", "bnb_4bit_compute_dtype": draw.choice(_DTYPES)}]
-    )
-    place = draw.choice(["config.json", "config.json", "hf_quant_config.json"])
-    fields = json.loads((target / "config.json").read_text()) if place == "config.json" else {}
-    fields["quantization_config" if place == "config.json" else "quantization"] = value
-    (target / place).write_text(json.dumps(fields))
-    return f"{place}: {str(value)[:60]}", _plan(root, folder, target=target)
-
-
-def _template(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
-    target = material.copy(root, "target", folder)
-    file = target / "chat_template.jinja"
-    text, part = file.read_text(), draw.choice(_TEMPLATE_PARTS)
-    place = draw.choice([0, len(text), text.index("{{"), text.index("{% endfor")])
-    file.write_text(text[:place] + part + text[place:])
-    return f"template: {part[:60]} at {place}", _plan(root, folder, target=target, data=root / "rows.jsonl")
+    typed = {
+        "quant_method": draw.choice(_QUANTIZED),
+        draw.choice(_QUANTIZED_KEYS): draw.choice(damage.ODD_VALUES),
+    }
+    dtyped = {"quant_method": "bitsandbytes", "bnb_4bit_compute_dtype": draw.choice(_DTYPES)}
+    value = draw.choice([*values, *[typed] * 20, *[dtyped] * 5])
+    place = draw.choice(["config.json", "config.json", "text_config", "hf_quant_config.json"])
+    fields = json.loads((target / "config.json").read_text())
+    if place == "hf_quant_config.json":
+        text = draw.choice([json.dumps(value), json.dumps({"quantization": value}), "{", "[" * 100_000, ""])
+        (target / place).write_text(text)
+    else:
+        inner = fields if place == "config.json" else fields.setdefault("text_config", {**fields})
+        inner["quantization_config"] = value
+        (target / "config.json").write_text(json.dumps(fields))
+    words = _plan(root, folder, target=target)
+    if draw.random() < 0.2:
+        prompts = ["--draft-model", root / "eagle3", "--prompts", root / "tokens.jsonl", "--no-untrained"]
+        words = ["evaluate", "--target", target, *prompts, "--max-new-tokens", 1]
+    return f"{place}: {str(value)[:60]}", words
 
 
 def _draft(algorithm: str, root: Path, folder: Path, draw: random.Random) -> tuple[str, list[object]]:
@@ -191,29 +212,18 @@ def _words(root: Path, folder: Path, draw: random.Random) -> tuple[str, list[obj
     return " ".join(word[:50] for word in words), [*_plan(root, folder), *words]
 
 
+_QUANTIZED_KEYS = [
+    "bits", "group_size", "weight_block_size", "quant_algo", "quant_type", "config_groups", "ignore", "format",
+    "ignored_layers", "modules_to_not_convert", "quantization_config", "producer", "kv_cache_quant_algo", "desc_act",
+    "load_in_4bit", "bnb_4bit_quant_storage", "bnb_4bit_compute_dtype", "activation_scheme", "version", "backend",
+]  # fmt: skip
 _QUANTIZED = ["fp8", "awq", "gptq", "modelopt", "bitsandbytes", "compressed-tensors", "mxfp4", "os.system"]
 _DTYPES = ["os.system", "float17", "", 3, None, "__class__", "float32", "nn"]
-_TEMPLATE_PARTS = [
-    "{{ ('a.b ' * 10**6)|urlize }}", "{{ ('<' * 10**6)|striptags }}", "{{ ('a b ' * 10**8)|title }}",
-    "{{ ('x' * 10**6)|wordcount }}", "{{ ('a' * 10**6)|indent(10**6) }}", "{{ [1] * 10**7 is sequence }}",
-    "{{ ([3, 1] * 10**6)|sort|list|length }}", "{{ range(10**5)|batch(1, 'x' * 10**5)|list }}",
-    "{{ 'x'|xmlattr }}", "{{ ('&' * 10**7)|escape }}", "{{ ('ab' * 10**6)|unique|list }}",
-    "{{ range(10**9) }}",
-    "{{ 'a' * 10**11 }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ 1/0 }}", "{{ x.y }}",
-    "{% if",
-    "{{ messages[9].content }}", "{{ raise_exception('no') }}", "{{ messages.append(1) }}", "{{ ''.__class__ }}",
-    "{{ namespace(a=1).a }}", "{{ lipsum(n=3) }}", "{% generation %}x{% endgeneration %}", "{{ '\x1b[31m' }}",
-    "{{ messages|tojson }}",
-    "{{ 5 + 'x' }}", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{{ 10**(10**9) }}", "{{ 5|round(-99999999) }}", "{{ 'a'|center(10**9) }}", "{{ (10**99999)|string }}",
-    "{% set x = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set x.a = [x.a] * 9 %}{% set x.b = [x.b] * 9 %}"
-    "{% endfor %}{{ x.a == x.b }}", "{{ [[[1] * 9999] * 9999] * 9999 }}", "{{ 'ab'|wordwrap(1, true, 'x' * 10**8) }}",
-    "{% break %}", "{{ '%s' * 9 % 1 }}",
-]  # fmt: skip
 _GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[Any, ...]]] = {
     "data": _data,
+    "rows": rows.rows,
     "target": _target,
-    "template": _template,
+    "template": templates.template,
     "draft eagle3": partial(_draft, "eagle3"),
     "draft dflash": partial(_draft, "dflash"),
     "features": _features,
@@ -226,4 +236,7 @@ _GROUPS: dict[str, Callable[[Path, Path, random.Random], tuple[Any, ...]]] = {
     "outputs": outputs.output,
     "benchmarks": benches.bench,
     "quantized": _quantized,
+    "images": images.image,
+    "whole targets": whole_targets.whole_target,
+    "combined": combined.combined,
 }

@@ -11,12 +11,17 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 
 def build(root: Path) -> None:
     """Writes ``target``, ``rows.jsonl`` (conversations), ``rows.json``, ``rows.parquet``, ``tokens.jsonl``,
-    ``eagle3``, ``dflash``, ``features``, ``run.yaml`` and the run directories ``run`` and ``cycles``."""
+    ``eagle3``, ``dflash``, ``features``, ``run.yaml``, the run directories ``run`` and ``cycles``, and what
+    ``images`` and ``whole_targets`` need."""
+    from . import images, whole_targets
+
     _target(root / "target")
     _data(root)
     _drafts(root)
     _features(root)
     _runs(root)
+    images.build(root)
+    whole_targets.build(root)
     (root / "run.yaml").write_text(
         f"target: {root}/target\ndata:\n  path: {root}/tokens.jsonl\n  eval_samples: 2\noutput: out\n"
         "draft: {name: eagle3, num_steps: 2}\noptimizer: {betas: [0.9, 0.95]}\n"

@@ -1,10 +1,12 @@
 """Thousands of damaged inputs, each read by a process of its own: ``python -m tests.fuzz.run --cases 2000 --seed 1``.
 
 Prints every case in which a command did not keep its promise, and a table. A process may take 60 s, and 2 GB beyond
-what it has when it begins. Exits with 1 where a promise was broken.
+what it has when it begins; it may leave neither a process nor a temporary file. Exits with 1 where a promise was
+broken.
 """
 
 import argparse
+import ctypes
 import os
 import random
 import resource
@@ -20,6 +22,10 @@ from pathlib import Path
 from . import cases, material, servers
 
 LARGEST_BYTES = 2 << 30
+_ADOPT_ORPHANS = 36
+"""``PR_SET_CHILD_SUBREAPER`` of ``prctl``: what a case leaves running becomes a child of this process."""
+_ENDING_S = 10
+"""Seconds in which the processes of a command have to end after it."""
 
 
 @dataclass
@@ -29,6 +35,9 @@ class Running:
     before: list[tuple[str, int]]
     output: Path
     started: float
+    temporary: Path
+    others: set[int]
+    """Processes that this one has started besides."""
 
 
 def main() -> int:
@@ -47,8 +56,13 @@ def main() -> int:
         root.mkdir()
         _in_a_child(lambda: material.build(root))
         _warm_up(root, Path(place))
+        ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
         numbers = range(asked.cases) if asked.only is None else asked.only
-        return _table(*_run_all(root, Path(place), asked, numbers))
+        before = cases.listing(root)
+        done, broken = _run_all(root, Path(place), asked, numbers)
+        if cases.listing(root) != before:
+            broken["all", "files outside of a case were changed"] += 1
+        return _table(done, broken)
 
 
 def _run_all(
@@ -65,12 +79,13 @@ def _run_all(
         if not running:
             return done, broken
         one, code, bytes_used = _wait(running)
+        left = _left_running(one, set(running))
         out, err = (
             one.output.with_suffix(end).read_text(errors="surrogateescape") for end in (".out", ".err")
         )
         if asked.only is not None:
             print(one.case, code, out, err, sep="\n")
-        found = _found(one, code, out, err, bytes_used)
+        found = _found(one, code, out, err, bytes_used) + left
         done[one.case.group] += 1
         for problem in found:
             broken[one.case.group, problem] += 1
@@ -84,7 +99,12 @@ def _run_all(
 def _prepare(root: Path, place: Path, asked: argparse.Namespace, number: int) -> Running:
     folder = place / f"case-{number}"
     case = cases.make_case(root, folder, random.Random(f"{asked.seed} {number}"), asked.group)
-    return Running(number, case, cases.contents(case), place / f"output-{number}", time.monotonic())
+    temporary, output = place / f"temporary-{number}", place / f"output-{number}"
+    temporary.mkdir()
+    if "servers" in case.group:
+        servers.address()  # started here, so that it is no process of a case
+    others = _children()
+    return Running(number, case, cases.contents(case), output, time.monotonic(), temporary, others)
 
 
 def _start(one: Running) -> int:
@@ -97,6 +117,7 @@ def _start(one: Running) -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + LARGEST_BYTES,) * 2)
     os.chdir(one.case.folder)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(one.temporary)
     from spec_trainer.cli.app import run
 
     code = 99
@@ -113,7 +134,7 @@ def _wait(running: dict[int, Running]) -> tuple[Running, int, int]:
     while True:
         longest = cases.LONGEST_S * max(1, os.getloadavg()[0] / (os.cpu_count() or 1))
         pid, status, usage = os.wait4(-1, os.WNOHANG)
-        if pid:
+        if pid in running:
             return running.pop(pid), os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
         for other, one in running.items():
             if time.monotonic() - one.started > longest:
@@ -126,10 +147,32 @@ def _found(one: Running, code: int, out: str, err: str, bytes_used: int) -> list
     found += cases.changes(one.case, one.before)
     if bytes_used > LARGEST_BYTES:
         found.append(f"more than {LARGEST_BYTES >> 30} GiB")
+    if os.listdir(one.temporary):
+        found.append("a temporary file is left")
+    shutil.rmtree(one.temporary)
     shutil.rmtree(one.case.folder)
     for end in (".out", ".err"):
         one.output.with_suffix(end).unlink()
     return found
+
+
+def _left_running(one: Running, running: set[int]) -> list[str]:
+    """End what the case has left running, if it does not end by itself; return whether there was something."""
+    until = time.monotonic() + _ENDING_S
+    while left := _children() - running - one.others:
+        if time.monotonic() > until:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            return ["a process is left running"]
+        for pid in left:
+            os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.005)
+    return []
+
+
+def _children() -> set[int]:
+    task = Path(f"/proc/self/task/{os.getpid()}/children")
+    return set(map(int, task.read_text().split()))
 
 
 def _table(done: Counter, broken: Counter) -> int:

@@ -24,7 +24,7 @@ def run_directory(root: Path, folder: Path, draw: random.Random) -> tuple[str, l
     (folder / "elsewhere" / ".precious").write_text("x")
     steps = sorted((run / "checkpoints").glob("step-*"))
     file = draw.choice(sorted(path for path in run.rglob("*") if path.is_file() and path.name != ".identity"))
-    how = draw.choice([_forge, _forge, _forge, _damage, _special, _link, _bomb])
+    how = draw.choice([_forge, _forge, _forge, _damage, _special, _link, _bomb, _swap])
     what = how(run, file, draw)
     for step in steps:
         if draw.random() < 0.9:
@@ -125,6 +125,20 @@ def _bomb(run: Path, file: Path, draw: random.Random) -> str:
     config = draw.choice(sorted(run.rglob("config.yaml")))
     config.write_text(_BOMB + config.read_text())
     return f"{config.relative_to(run)}: aliases of aliases"
+
+
+def _swap(run: Path, file: Path, draw: random.Random) -> str:
+    """A file of a checkpoint, or the configuration, is that of another step, or of another run."""
+    files = [path for path in run.rglob("*") if path.is_file() and path.name in ("config.yaml", "meta.json")]
+    one, other = draw.sample(sorted(files), 2)
+    text = other.read_text()
+    if other.name == one.name == "config.yaml":
+        old, new = draw.choice(
+            [("seed: 0", "seed: 1"), ("layers:", "num_layers: 2\n  layers:"), ("eagle3", "dflash")]
+        )
+        text = text.replace(old, new)
+    one.write_text(text)
+    return f"{one.relative_to(run)} is {other.relative_to(run)}"
 
 
 def _seal(step: Path) -> None:
