@@ -51,7 +51,14 @@ def test_a_damaged_list_is_not_called_cut(tmp_path, text):
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 @pytest.mark.parametrize(
     ("encoding", "advice"),
-    [("latin-1", "iconv -f LATIN1 -t UTF-8 if it is in Latin-1"), ("utf-16", "iconv -f UTF-16 -t UTF-8")],
+    [
+        ("latin-1", "iconv -f LATIN1 -t UTF-8 if it is in Latin-1"),
+        ("utf-16", "iconv -f UTF-16 -t UTF-8"),
+        ("utf-16-le", "it is in UTF-16LE; save the file as UTF-8, such as by iconv -f UTF-16LE -t UTF-8"),
+        ("utf-16-be", "iconv -f UTF-16BE -t UTF-8"),
+        ("utf-32", "iconv -f UTF-32 -t UTF-8"),
+        ("utf-32-le", "iconv -f UTF-32LE -t UTF-8"),
+    ],
 )
 def test_text_that_is_not_utf_8_gets_fitting_advice(tmp_path, name, encoding, advice):
     file = tmp_path / name

@@ -100,6 +100,8 @@ def _decode_line(line: bytes) -> object:
     try:
         return json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
+        if (problem := _other_encoding(line)) is not None:
+            return BadRow("not UTF-8", problem)
         return BadRow("not JSON", f"{error.msg} at column {error.colno}; {ROWS}")
     except UnicodeDecodeError as error:
         return BadRow("not UTF-8", _as_utf8(error))
@@ -109,19 +111,33 @@ def _decode_line(line: bytes) -> object:
 
 def _as_utf8(error: UnicodeDecodeError) -> str:
     """Return what is wrong with text that is not UTF-8, and what to do."""
-    is_utf16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff") or 0 in error.object
-    guess = "-f UTF-16 -t UTF-8" if is_utf16 else "-f LATIN1 -t UTF-8 if it is in Latin-1"
-    return f"{error.reason} at byte {error.start}; save the file as UTF-8, such as by iconv {guess}"
+    problem = (
+        f"{error.reason} at byte {error.start}; save the file as UTF-8, such as by iconv -f LATIN1 -t UTF-8"
+    )
+    return _other_encoding(error.object) or f"{problem} if it is in Latin-1"
+
+
+def _other_encoding(data: bytes) -> str | None:
+    """Return what to do with JSON in UTF-16 or UTF-32, which has null bytes; None for other data."""
+    encoding = json.detect_encoding(data)
+    begin = data[:64].decode(encoding, "ignore").lstrip("\ufeff \r\n\t")
+    if encoding.startswith("utf-8") or not begin.startswith(("{", "[")):
+        return None
+    name = encoding.upper().replace("-LE", "LE").replace("-BE", "BE")  # as iconv spells it
+    return f"it is in {name}; save the file as UTF-8, such as by iconv -f {name} -t UTF-8"
 
 
 def _json_rows(file: Path) -> Iterator[DataRow]:
+    content = read_bytes(file, DataError, _JSON_BYTES)
     try:
-        text = read_bytes(file, DataError, _JSON_BYTES).decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: not UTF-8: {_as_utf8(error)}") from None
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
+        if (problem := _other_encoding(content)) is not None:
+            raise DataError(f"{file}: not UTF-8: {problem}") from None
         if _has_lines(text, error):
             yield from _jsonl_rows(file)
             return
