@@ -109,6 +109,26 @@ def test_processor_that_cannot_be_used_is_a_target_error_of_one_line(copied, con
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "file", "name"),
+    [
+        ("qwen2_5_vl", "preprocessor_config.json", "patch_size"),
+        ("qwen3_vl", "preprocessor_config.json", "merge_size"),
+        ("qwen3_5", "preprocessor_config.json", "temporal_patch_size"),
+        (GEMMA, "processor_config.json", "patch_size"),
+        (GEMMA, "processor_config.json", "pooling_kernel_size"),
+    ],
+)
+@pytest.mark.parametrize("size", [-1, 0, 7, 10**9, "4", None])
+def test_patches_of_other_sizes_than_the_target_takes_are_refused(copied, model_type, file, name, size):
+    file = copied(model_type) / file
+    fields = json.loads(file.read_text())
+    fields.get("image_processor", fields)[name] = size
+    file.write_text(json.dumps(fields))
+    with pytest.raises(TargetError, match=rf"has {name}={size!r}, expected \d, which is vision_config\."):
+        TargetImages(file.parent).num_tokens(Image.new("RGB", (20, 20)))
+
+
 def test_sizes_that_make_more_tokens_than_any_memory_holds_are_a_data_error(copied):
     file = copied() / "preprocessor_config.json"
     sizes = {"size": {"shortest_edge": 10**12, "longest_edge": 10**13}}

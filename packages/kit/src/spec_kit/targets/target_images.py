@@ -9,10 +9,11 @@ from __future__ import annotations
 import warnings
 from functools import cached_property
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from spec_core.errors import DataError, TargetError
-from spec_core.foreign import cause, check_regular, foreign_errors
+from spec_core.foreign import cause, check_regular, foreign_errors, read_json_object
+from spec_core.wording import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +33,13 @@ _MOST_TOKENS = 1 << 20
 _ANIMATED = ("PNG", "WEBP", "GIF")
 _CONFIGS = ("preprocessor_config.json", "processor_config.json")
 _CONFIG_BYTES = 1 << 20
+_SIZES = {
+    "patch_size": "patch_size",
+    "temporal_patch_size": "temporal_patch_size",
+    "merge_size": "spatial_merge_size",
+    "pooling_kernel_size": "pooling_kernel_size",
+}
+"""Size of the image processor -> the field of ``vision_config`` that has the same size."""
 _NUM_TOKENS = "num_soft_tokens_per_image"
 """Name that Gemma 4's image processor gives to the number of tokens of each image."""
 
@@ -85,7 +93,24 @@ class TargetImages:
                 f"the image processor in '{self._folder}', {type(image_processor).__name__}, does not say how many "
                 "tokens an image takes; train on text alone"
             )
+        self._check_sizes(image_processor)
         return image_processor
+
+    def _check_sizes(self, image_processor: Any) -> None:
+        """Raise TargetError if the image processor cuts images into other patches than the target takes."""
+        vision: object = read_json_object(self._folder / "config.json", TargetError).get("vision_config")
+        if not isinstance(vision, dict):
+            return
+        for name, field in _SIZES.items():
+            size, expected = (
+                getattr(image_processor, name, None),
+                cast("dict[str, object]", vision).get(field),
+            )
+            if expected is not None and hasattr(image_processor, name) and size != expected:
+                raise TargetError(
+                    f"the image processor in '{self._folder}' has {name}={shown(size)}, expected {shown(expected)}, "
+                    f"which is vision_config.{field} in config.json; take the complete folder of the target"
+                )
 
 
 def _counts_patches(image_processor: Any) -> bool:
