@@ -1,6 +1,7 @@
 """Folders whose weights engines would read differently are refused."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -85,6 +86,21 @@ def test_quantised_weights_that_no_file_explains_are_refused(tiny_llama, tmp_pat
     line = refusal(folder)
     assert "is of a quantised model" in line
     assert "hf_quant_config.json" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"quantization": {"quant_algo": "FP8"}}', r"weights are quantised \(FP8\), and none is; delete it"),
+        ('{"quanti', "hf_quant_config.json is not JSON"),
+        ("[]", "holds no JSON object"),
+        ('{"quantization": null}', "quantization is None, expected an object"),
+        ('{"quantization": {"quant_algo": 8}}', "quantization.quant_algo is 8, expected a name"),
+    ],
+)
+def test_modelopts_file_that_does_not_fit_plain_weights_is_refused(copied, text, problem):
+    (copied / "hf_quant_config.json").write_text(text)
+    assert re.search(problem, refusal(copied))
 
 
 def test_scale_beside_a_plain_weight_is_refused(copied):

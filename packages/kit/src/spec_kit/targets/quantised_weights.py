@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, cast
 
 from spec_core.errors import TargetError
+from spec_core.foreign import read_json_object
+from spec_core.wording import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from spec_kit.targets.safetensors_index import StoredTensor
     from spec_kit.targets.target_config import TargetConfig
@@ -25,14 +29,36 @@ def quantised_weight(tensors: Mapping[str, StoredTensor]) -> str | None:
 
 
 def check_quantisation(config: TargetConfig, tensors: Mapping[str, StoredTensor]) -> None:
-    """Raise TargetError if weights are quantised and no file says how, or config.json says it in another form."""
-    if config.section(_SETTINGS) or (config.file.parent / _MODELOPT_FILE).is_file():
-        return
-    if (name := quantised_weight(tensors)) is not None:
+    """Raise TargetError if weights are quantised and no file says how, or if a file says so and none is.
+
+    Raise it, too, if one of the two files says it in another form than engines read.
+    """
+    settings, algorithm = config.section(_SETTINGS), _modelopt_algorithm(config.file.parent / _MODELOPT_FILE)
+    name = quantised_weight(tensors)
+    if name is None and not settings and algorithm is not None:
+        raise TargetError(
+            f"{config.file.parent / _MODELOPT_FILE} says that weights are quantised ({algorithm}), and none is; "
+            "delete it if the weights are the original ones, or else take the complete folder of the target"
+        )
+    if name is not None and not settings and algorithm is None:
         raise TargetError(
             f"{tensors[name].file}: {name} ({tensors[name].dtype}) is of a quantised model, but neither {_SETTINGS} "
             f"of {config.file.name} nor {_MODELOPT_FILE} says how; take the complete folder of the target"
         )
+
+
+def _modelopt_algorithm(file: Path) -> str | None:
+    """Return the format of the weights that ModelOpt's file names; None without the file, or if it names none."""
+    if not os.path.lexists(file):
+        return None
+    fields = read_json_object(file, TargetError)
+    section: object = fields.get("quantization", fields)
+    if not isinstance(section, dict):
+        raise TargetError(f"{file}: quantization is {shown(section)}, expected an object")
+    named: object = cast("dict[str, object]", section).get("quant_algo")
+    if not isinstance(named, str | None):
+        raise TargetError(f"{file}: quantization.quant_algo is {shown(named)}, expected a name or null")
+    return named
 
 
 def _is_quantised(name: str, stored: StoredTensor) -> bool:
