@@ -73,3 +73,19 @@ def test_an_ascii_terminal_gets_escapes(tmp_path, env):
         env={**os.environ, "LC_ALL": "C", **env},
     )
     assert done.stdout == rb"\xe9 \u03c4 \udcff" + b"\n"
+
+
+@pytest.mark.parametrize("kilobytes", [800_000, 2_500_000])
+def test_an_address_space_too_small_for_libraries_is_named_at_once(tmp_path, kilobytes):
+    code, out, err = spec_trainer(
+        ["plan", "--target", "t", "--data", "d"], tmp_path, f"ulimit -v {kilobytes}; exec"
+    )
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"the address space is limited to {kilobytes} kB (ulimit -v), expected at least 2621440 kB" in err
+    assert spec_trainer(["--version"], tmp_path, f"ulimit -v {kilobytes}; exec")[0] == 0
+
+
+def test_an_address_space_of_3_gb_is_enough(tmp_path):
+    code, _, err = spec_trainer(["plan", "--target", "t", "--data", "d"], tmp_path, "ulimit -v 3000000; exec")
+    assert code == 2
+    assert "address space" not in err

@@ -41,6 +41,7 @@ from spec_trainer.cli.log_flags import Json, LogFlags
 from spec_trainer.cli.run_flags import RunFlags
 from spec_trainer.cli.server_commands import follow, push, serving
 from spec_trainer.cli.surroundings import (
+    check_address_space,
     check_working_directory,
     open_closed_streams,
     widen_help,
@@ -376,6 +377,8 @@ def _call(words: Sequence[str]) -> None:
     show_from(bound.arguments.get("logs", _LOGS).level)
     # Help and version are cyclopts' own; they print at once.
     own = command.__module__.startswith(__package__)
+    if own:
+        check_address_space()
     with stdout_for_documents() if own else redirect_stdout(document_stream()):
         command(*bound.args, **bound.kwargs)
 

@@ -1,8 +1,9 @@
-"""Make a process independent of what its caller closed, removed or set: streams, working directory, COLUMNS."""
+"""Check what a process gets from its caller, or do without it: streams, working directory, COLUMNS, ulimit -v."""
 
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 _FEWEST_COLUMNS = 20
 """Smallest width to which help is wrapped; wrapping it to 2 columns would never end."""
 _COLUMNS = 80
+_LEAST_ADDRESS_SPACE = 5 << 29
+"""Bytes of address space that a command may need for its libraries; they reserve more than they use. With less, some
+of them abort, and threads that cannot start are waited for."""
 
 
 def open_closed_streams() -> None:
@@ -44,3 +48,13 @@ def check_working_directory() -> None:
         os.getcwd()
     except FileNotFoundError as error:
         raise ConfigError("the working directory was removed; change to one that is there") from error
+
+
+def check_address_space() -> None:
+    """Raise ConfigError if the address space is limited to less than libraries reserve."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE:
+        raise ConfigError(
+            f"the address space is limited to {limit >> 10} kB (ulimit -v), expected at least "
+            f"{_LEAST_ADDRESS_SPACE >> 10} kB, which the libraries of a command reserve; raise or remove the limit"
+        )
