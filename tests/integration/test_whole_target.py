@@ -136,6 +136,20 @@ def test_a_target_is_exported_with_its_trained_head(
     assert again.error == f"output {copy} exists; choose a new folder"
 
 
+def test_a_run_that_leaves_the_targets_own_head_unused_says_so(command_line, shipped, words, tmp_path):
+    plan = ["plan", *words, "--target", shipped, "--output", tmp_path / "run", "--json", "draft.name=mtp"]
+    new, further = (
+        [line for line in json.loads(command_line(*plan, *more).out)["warnings"] if "of its own" in line]
+        for more in ([], [f"draft.init_from={shipped}"])
+    )
+    (line,) = new
+    assert line.startswith(
+        f"target {shipped} ships with a draft 'mtp' of its own, and this run begins with fresh"
+    )
+    assert line.endswith(f"set draft.init_from={shipped} to train on from the target's")
+    assert further == []
+
+
 @pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe"])
 @torch.no_grad()
 def test_transformers_reads_the_same_head_from_the_targets_files(ship, kind):
@@ -173,11 +187,16 @@ def test_a_head_without_a_place_in_the_target_is_refused(command_line, shipped, 
     found = json.loads(index.read_text())
     found["weight_map"] = {name: file for name, file in found["weight_map"].items() if file != HEAD}
     index.write_text(json.dumps(found))
-    for name, problem in (("mtp", "has no MTP head"), ("eagle3", "targets ship with no eagle3 draft")):
+    for name, problem in (
+        ("mtp", f"target {bare} has no MTP head"),
+        ("eagle3", "targets ship with no eagle3 draft"),
+    ):
         run = tmp_path / name
         assert command_line(*words, "--target", bare, "--output", run, f"draft.name={name}").code == 0
         export = ["export", "--checkpoint", run / "checkpoints" / "step-4", "--output", tmp_path / "copy"]
-        assert problem in command_line(*export, "--whole-target").error
+        error = command_line(*export, "--whole-target").error
+        assert problem in error
+        assert "/.copy" not in error  # the folder in which the copy is made
         inside = [*export[:-1], bare / "copy", "--whole-target"]
         assert "lies in the target's folder" in command_line(*inside).error
     assert not (bare / "copy").exists()

@@ -32,7 +32,7 @@ def stitch(target: Path, head: Path, output: Path) -> None:
     old, new = head_places(target), read_head(head)
     if not old:
         raise ArtifactError(
-            f"target {target} has no MTP head that {head} could replace; export the head alone"
+            f"target {target} has no MTP head that the trained one could replace; export the head alone"
         )
     shapes, others = head_shapes(target), {name: tuple(tensor.shape) for name, tensor in new.items()}
     dtypes = {name: getattr(torch, _DTYPES[at.dtype]) for name, (_, at) in old.items()}
@@ -43,7 +43,8 @@ def stitch(target: Path, head: Path, output: Path) -> None:
     }
     if unlike:
         raise ArtifactError(
-            f"{head} does not fit into {target}: {', '.join(sorted(unlike))} not alike in both"
+            f"the trained head does not fit into target {target}, whose own head has other names, shapes or dtypes, "
+            f"such as of {min(unlike)}; export the head alone"
         )
     copy_target(target, output)
     for name, (place, at) in old.items():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from spec_trainer.plan.activations import activations_warning
 from spec_trainer.plan.end_tokens import end_token_warning, marks_warning
-from spec_trainer.run.draft_folder import position_warning
+from spec_trainer.run.draft_folder import fresh_head_warning, position_warning
 from spec_trainer.run.few_steps import few_steps_warning
 from spec_trainer.run.serving import unserved
 
@@ -22,6 +22,7 @@ def run_warnings(run: RunSpec, sizes: RunSizes) -> list[str]:
         end_token_warning(run.dataset.train, run.target),
         marks_warning(run.dataset.report),
         position_warning(run.draft, run.target),
+        fresh_head_warning(run.draft, run.target),
         activations_warning(run, sizes),
         unserved(run.target, run.draft),
     )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from spec_core.engine import Engine
-from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError
+from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError, SpecError
 from spec_core.foreign import cause
 from spec_core.plugins import find, load_each
 from spec_core.wording import counted
@@ -52,6 +52,22 @@ def position_warning(draft: Draft, target: TargetSpec) -> str | None:
         f"the draft has {positions} positions, target {target.folder} has {target.max_positions}: it was not made "
         f"for longer texts, and servers may refuse them (docs/targets.md); to serve them, "
         f"write max_position_embeddings={target.max_positions} into the draft's config.json and train it on them"
+    )
+
+
+def fresh_head_warning(draft: Draft, target: TargetSpec) -> str | None:
+    """Return a warning if the draft starts from fresh weights although the target ships with one; else None."""
+    if draft.config.init_from is not None:
+        return None
+    try:
+        own = type(draft).from_folder(target.folder)
+    except SpecError:  # the target's own draft is damaged, or quantised
+        return None
+    if own is None:
+        return None
+    return (
+        f"target {target.folder} ships with a draft {draft.name!r} of its own, and this run begins with fresh "
+        f"weights; set draft.init_from={target.folder} to train on from the target's"
     )
 
 
