@@ -36,8 +36,6 @@ class Running:
     output: Path
     started: float
     temporary: Path
-    others: set[int]
-    """Processes that this one has started besides."""
 
 
 def main() -> int:
@@ -56,6 +54,7 @@ def main() -> int:
         root.mkdir()
         _in_a_child(lambda: material.build(root))
         _warm_up(root, Path(place))
+        servers.address()  # starts it
         ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
         numbers = range(asked.cases) if asked.only is None else asked.only
         before = cases.listing(root)
@@ -71,7 +70,7 @@ def _run_all(
     done: Counter[str] = Counter()
     broken: Counter[tuple[str, str]] = Counter()
     running: dict[int, Running] = {}
-    waiting = iter(numbers)
+    waiting, others = iter(numbers), _children()
     while True:
         while len(running) < asked.processes and (number := next(waiting, None)) is not None:
             one = _prepare(root, place, asked, number)
@@ -79,7 +78,7 @@ def _run_all(
         if not running:
             return done, broken
         one, code, bytes_used = _wait(running)
-        left = _left_running(one, set(running))
+        left = _left_running(running.keys() | others)
         out, err = (
             one.output.with_suffix(end).read_text(errors="surrogateescape") for end in (".out", ".err")
         )
@@ -101,10 +100,7 @@ def _prepare(root: Path, place: Path, asked: argparse.Namespace, number: int) ->
     case = cases.make_case(root, folder, random.Random(f"{asked.seed} {number}"), asked.group)
     temporary, output = place / f"temporary-{number}", place / f"output-{number}"
     temporary.mkdir()
-    if "servers" in case.group:
-        servers.address()  # started here, so that it is no process of a case
-    others = _children()
-    return Running(number, case, cases.contents(case), output, time.monotonic(), temporary, others)
+    return Running(number, case, cases.contents(case), output, time.monotonic(), temporary)
 
 
 def _start(one: Running) -> int:
@@ -156,10 +152,10 @@ def _found(one: Running, code: int, out: str, err: str, bytes_used: int) -> list
     return found
 
 
-def _left_running(one: Running, running: set[int]) -> list[str]:
-    """End what the case has left running, if it does not end by itself; return whether there was something."""
+def _left_running(running: set[int]) -> list[str]:
+    """End what a case has left besides ``running``, if it does not end by itself; return whether there was any."""
     until = time.monotonic() + _ENDING_S
-    while left := _children() - running - one.others:
+    while left := _children() - running:
         if time.monotonic() > until:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
