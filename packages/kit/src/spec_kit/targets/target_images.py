@@ -7,6 +7,7 @@ every machine computes the same values.
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 from functools import cached_property
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, cast
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 from spec_core.errors import DataError, TargetError
 from spec_core.foreign import cause, check_regular, foreign_errors, read_json_object
 from spec_core.wording import shown
+from spec_kit.targets.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
     from PIL.Image import Image
@@ -57,7 +59,7 @@ class TargetImages:
         Raise DataError if the image processor refuses the image, or makes no token or too many of it.
         """
         image_processor = self._image_processor
-        with foreign_errors(DataError, "refused by the target's image processor"):
+        with _refusals():
             if _counts_patches(image_processor):
                 patches = image_processor.get_number_of_image_patches(image.height, image.width, {})
                 num_tokens = int(patches) // image_processor.merge_size**2
@@ -71,7 +73,7 @@ class TargetImages:
 
     def arrays(self, images: Sequence[Image]) -> Mapping[str, Tensor]:
         """Return the arguments of the target's forward pass for these images. Raise DataError if refused."""
-        with foreign_errors(DataError, "refused by the target's image processor"):
+        with _refusals():
             arrays = dict(self._image_processor(images=list(images), return_tensors="pt"))
         arrays.pop(_NUM_TOKENS, None)
         return arrays
@@ -111,6 +113,13 @@ class TargetImages:
                     f"the image processor in '{self._folder}' has {name}={shown(size)}, expected {shown(expected)}, "
                     f"which is vision_config.{field} in config.json; take the complete folder of the target"
                 )
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    """Raise DataError for any error of the image processor, and hide what it logs about odd images."""
+    with quiet_transformers(), foreign_errors(DataError, "refused by the target's image processor"):
+        yield
 
 
 def _counts_patches(image_processor: Any) -> bool:
