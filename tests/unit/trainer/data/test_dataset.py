@@ -427,6 +427,16 @@ def test_the_digest_changes_with_ids_masks_order_and_split_only(write):
 
 
 @pytest.mark.timeout(20)
+def test_a_text_that_is_too_long_to_encode_is_a_malformed_row(load):
+    text = "a" * (2**22 + 1)
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]}
+    for row in ({"text": text}, chat):
+        with pytest.raises(
+            DataError, match=r"text too long: 41943\d\d characters, expected at most 4194304; cut"
+        ):
+            load(row)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])
 def test_a_pipe_or_a_device_is_no_data(tmp_path, name):
     pipe, device = tmp_path / "pipe" / name, tmp_path / "device" / name
