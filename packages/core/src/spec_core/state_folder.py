@@ -28,8 +28,9 @@ class TensorFile(Protocol):
         """Return the file."""
         ...
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object, /) -> object:
         """Close the file."""
+        ...
 
     def keys(self) -> list[str]:
         """Return the names of the tensors."""
