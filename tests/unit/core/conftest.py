@@ -7,18 +7,6 @@ from textwrap import dedent
 
 import pytest
 
-from spec_backend_cpu.backend import CpuBackend
-from spec_core import Backend, Draft, Engine, Optimizer, Strategy, TargetType, plugins
-from spec_core.errors import (
-    PluginApiMismatch,
-    PluginConflict,
-    PluginError,
-    PluginImportFailed,
-    PluginInvalid,
-    PluginNotFound,
-    PluginUnavailable,
-)
-
 from ...distributions import write_distribution
 
 GOOD = """

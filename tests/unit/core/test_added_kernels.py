@@ -1,25 +1,14 @@
 """Kernels and types of targets that distributions add, and the words about those that are wrong."""
 
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from textwrap import dedent
-
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import Backend, Draft, Engine, Optimizer, Strategy, TargetType, plugins
+from spec_core import Backend, TargetType, plugins
 from spec_core.errors import (
-    PluginApiMismatch,
     PluginConflict,
-    PluginError,
     PluginImportFailed,
     PluginInvalid,
-    PluginNotFound,
-    PluginUnavailable,
 )
-
-from ...distributions import write_distribution
 
 from .conftest import GOOD
 

@@ -1,17 +1,14 @@
 """Every way in which a plugin can be wrong has its own error and its own words."""
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import Backend, Draft, Engine, Optimizer, Strategy, TargetType, plugins
+from spec_core import Backend, Draft, Engine, Optimizer, Strategy, plugins
 from spec_core.errors import (
     PluginApiMismatch,
-    PluginConflict,
     PluginError,
     PluginImportFailed,
     PluginInvalid,
@@ -20,7 +17,6 @@ from spec_core.errors import (
 )
 
 from ...distributions import write_distribution
-
 from .conftest import GOOD
 
 
