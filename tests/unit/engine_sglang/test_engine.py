@@ -17,7 +17,13 @@ from safetensors.torch import load_file
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
-from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
+from spec_core.records import (
+    AcceptanceCounters,
+    CaptureRequest,
+    FeatureSchema,
+    GenerationRequest,
+    SamplingParams,
+)
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 from spec_kit.drafting import write_draft
@@ -160,6 +166,25 @@ def test_generation_and_counters(open_engine, eagle3_folder):
     assert longer.guess_depths == (0, 1, 1, 1, 2, 3, 0)
     engine.load_draft(eagle3_folder)
     assert engine.acceptance().rounds == 0
+
+
+def test_call_that_restarts_sglang_waits_for_answers_in_progress(open_engine):
+    engine, taken = open_engine(args={"stand_in_pause_s": 0.1}), []
+
+    def next_request():
+        if len(taken) < 20:
+            taken.append(GenerationRequest(prompt=[5 + len(taken)]))
+            return taken[-1]
+        return None
+
+    answers = engine.generate_unordered(next_request, SamplingParams(max_new_tokens=2))
+    found = [next(answers)]
+    assert len(taken) == 8  # twice as many as the stand-in says it runs at once
+    engine.start(SCHEMA)
+    found += answers
+    assert sorted((request.prompt[0], *answer.token_ids) for request, answer in found) == [
+        (first, first + 1, first + 2) for first in range(5, 25)
+    ]
 
 
 def test_fresh_weights_reach_the_draft_while_it_serves(open_engine, eagle3_folder, tiny_llama):

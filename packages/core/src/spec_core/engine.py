@@ -55,6 +55,10 @@ E21 ``frozen_products`` returns what the embedding and the head that the engine 
     it returns None, because an engine does not know.
 E22 An answer ends with its first end token (``TargetSpec.eos_token_ids``), which is its last token, or has
     ``max_new_tokens`` tokens. No token ends it if ``SamplingParams.stop_at_eos`` is False.
+E23 ``generate_unordered`` calls ``next_request`` whenever it can take one more request, in the thread that iterates,
+    and yields each request with its answer as soon as the answer is complete. After None it calls again when it
+    has yielded another answer. It ends after None, once all answers were yielded. It takes only as many requests
+    ahead as keep it busy, however many there are. If the iterator is closed, the requests in progress are dropped.
 """
 
 from __future__ import annotations
@@ -65,11 +69,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.config import EngineConfig
 from spec_core.errors import ConfigError, EngineError
-from spec_core.records import AcceptanceCounters, Availability
+from spec_core.records import AcceptanceCounters, Availability, GenerationRequest
 from spec_core.resource import Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -287,8 +291,24 @@ class Engine(Resource):
         """
 
     @abstractmethod
+    def generate_unordered(
+        self, next_request: Callable[[], GenerationRequest | None], sampling: SamplingParams
+    ) -> Generator[tuple[GenerationRequest, Generation]]:
+        """Yield requests with their answers, in the order in which the answers end (E4, E22, E23).
+
+        ``next_request`` returns a request, or None if there is none at present: a later request may depend on an
+        answer. Each request has its own seed, so ``sampling.seed`` is not used.
+        """
+
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Return one answer for each prompt, in the order of the prompts (E4, E22)."""
+        """Return one answer for each prompt, in the order of the prompts."""
+        requests = [
+            GenerationRequest(prompt=prompt, seed=sampling.prompt_seed(index))
+            for index, prompt in enumerate(prompts)
+        ]
+        waiting = iter(requests)
+        answers = dict(self.generate_unordered(lambda: next(waiting, None), sampling))
+        return [answers[request] for request in requests]
 
     @abstractmethod
     def load_draft(self, folder: Path) -> None:

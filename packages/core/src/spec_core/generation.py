@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 _TOO_FEW_ANSWERS = 6
 """Largest number of answers for which the error of the acceptance length is not estimated."""
@@ -40,6 +40,15 @@ class SamplingParams:
     def prompt_seed(self, index: int) -> int:
         """Return the seed of prompt ``index``, so that the answer does not depend on the previous prompts."""
         return self.seed * 1_000_003 + index
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GenerationRequest:
+    """A prompt to answer, and the seed with which its answer is sampled. Each request equals only itself."""
+
+    prompt: Sequence[int]
+    """Token ids; a ``PromptWithImages`` has images, too."""
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

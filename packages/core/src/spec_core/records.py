@@ -11,7 +11,13 @@ from functools import cached_property
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from spec_core.generation import AcceptanceCounters, Generation, SamplingParams, ServerCounters
+from spec_core.generation import (
+    AcceptanceCounters,
+    Generation,
+    GenerationRequest,
+    SamplingParams,
+    ServerCounters,
+)
 from spec_core.host_tensors import to_device_async
 from spec_core.image_source import MOST_IMAGES, ImageSource, PromptWithImages, images_of
 
@@ -33,6 +39,7 @@ __all__ = [
     "FeatureSample",
     "FeatureSchema",
     "Generation",
+    "GenerationRequest",
     "ImageSource",
     "PromptWithImages",
     "SamplingParams",

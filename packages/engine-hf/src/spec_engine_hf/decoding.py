@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
     from spec_core import Proposer
-    from spec_core.records import SamplingParams
+    from spec_core.records import GenerationRequest, SamplingParams
     from spec_engine_hf.hf_model import HfModel
+    from spec_engine_hf.session import Session
     from spec_kit.drafting import Verdict
+
+    Answered = tuple[GenerationRequest, Generation]
 
 _NO_GUESS = Proposal(token_ids=())
 
@@ -87,59 +90,41 @@ class Decoder:
         counted = (AcceptanceCounters.of_rounds(*key, rounds) for key, rounds in self._rounds.items())
         return sum(counted, AcceptanceCounters())
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingParams,
-        *,
-        first_index: int,
-        at_once: int,
-        go_on: Callable[[], bool],
-    ) -> list[Generation]:
-        """Return the answers to ``prompts``, decoding at most ``at_once`` sequences at a time.
-
-        ``first_index`` is the index of the first prompt. The next prompt starts when an answer ends. Once
-        ``go_on()`` is false, no further prompt starts, and only the answers to the prompts that have started
-        are returned; at least one prompt starts. An answer depends on ``sampling.seed`` and on its prompt's
-        index, but not on the sequences that are decoded at the same time.
-        """
+    def begin(self, sampling: SamplingParams) -> Batch:
+        """Return a batch without sequences. Raise EngineError if its draft tokens cannot be had."""
         drafting = self._drafting_for(sampling)
-        for prompt in prompts:
-            self._check_prompt(prompt, sampling)
-        begun: list[_Sequence] = []
-        batch = _Batch(self._model, drafting.layers if drafting else ())
-        while True:
-            waiting = prompts[len(begun) : len(begun) + at_once - batch.num_running]
-            if waiting and (not begun or go_on()):
-                new = [
-                    self._sequence(prompt, sampling, first_index + len(begun) + position, drafting)
-                    for position, prompt in enumerate(waiting)
-                ]
-                self._verify(new, batch.begin(new), sampling)
-                begun += new
-            if batch.settle():
-                self._decode_round(batch, drafting, sampling)
-            elif len(begun) == len(prompts) or not go_on():
-                return [sequence.generation() for sequence in begun]
+        return Batch(self, sampling, drafting, self._model.session(drafting.layers if drafting else ()))
 
-    def _decode_round(self, batch: _Batch, drafting: DraftSource | None, sampling: SamplingParams) -> None:
-        if drafting is not None:
-            self._propose(batch.live, batch.states, sampling)
-        self._verify(batch.live, batch.forward(), sampling)
-        if drafting is not None:
-            self._count(batch.live)
+    def step(self, batch: Batch, requests: Sequence[GenerationRequest]) -> list[Answered]:
+        """Begin to answer ``requests``, then decode a round of every sequence; return what has ended.
 
-    def _sequence(
-        self, prompt: Sequence[int], sampling: SamplingParams, index: int, drafting: DraftSource | None
-    ) -> _Sequence:
-        stops = self._model.target.eos_token_ids if sampling.stop_at_eos else ()
+        An answer depends on its request, but not on the sequences that are decoded at the same time.
+        """
+        for request in requests:
+            self._check_prompt(request.prompt, batch.sampling)
+        new = [self._sequence(request, batch) for request in requests]
+        if new:
+            self._verify(new, batch.prefill(new), batch.sampling)
+        ended = [sequence for sequence in new if sequence.complete]
+        batch.settle()
+        if batch.live:
+            if batch.drafting is not None:
+                self._propose(batch.live, batch.states, batch.sampling)
+            self._verify(batch.live, batch.forward(), batch.sampling)
+            if batch.drafting is not None:
+                self._count(batch.live)
+        ended += [sequence for sequence in batch.live if sequence.complete]
+        return [(sequence.request, sequence.generation()) for sequence in ended]
+
+    def _sequence(self, request: GenerationRequest, batch: Batch) -> _Sequence:
+        stops = self._model.target.eos_token_ids if batch.sampling.stop_at_eos else ()
         return _Sequence(
-            prompt,
-            room=sampling.max_new_tokens,
+            request,
+            room=batch.sampling.max_new_tokens,
             stops=frozenset(stops),
-            generator=torch.Generator(self._model.device).manual_seed(sampling.prompt_seed(index)),
-            num_guesses=sampling.num_draft_tokens,
-            proposer=drafting.new_proposer() if drafting else None,
+            generator=torch.Generator(self._model.device).manual_seed(request.seed),
+            num_guesses=batch.sampling.num_draft_tokens,
+            proposer=batch.drafting.new_proposer() if batch.drafting else None,
         )
 
     def _propose(self, live: Sequence[_Sequence], states: Sequence[Tensor], sampling: SamplingParams) -> None:
@@ -230,40 +215,37 @@ class Decoder:
             )
 
 
-class _Batch:
+class Batch:
     """Sequences that one session decodes together, and the target's states of their last appended tokens."""
 
-    def __init__(self, model: HfModel, layers: tuple[int, ...]) -> None:
-        self._model, self._layers = model, layers
-        self._empty()
-
-    def _empty(self) -> None:
-        self._session = self._model.session(self._layers)
+    def __init__(
+        self, decoder: Decoder, sampling: SamplingParams, drafting: DraftSource | None, session: Session
+    ) -> None:
+        """Begin without sequences; all of them are decoded with ``sampling`` and ``drafting``."""
+        self.decoder, self.sampling, self.drafting = decoder, sampling, drafting
         self.live: list[_Sequence] = []
         self.states: list[Tensor] = []
+        self._session = session
 
     @property
     def num_running(self) -> int:
+        """Number of sequences that have not ended."""
         return sum(not sequence.complete for sequence in self.live)
 
-    def begin(self, sequences: Sequence[_Sequence]) -> Tensor:
+    def prefill(self, sequences: Sequence[_Sequence]) -> Tensor:
         """Run further sequences' prompts through the target; return the logits after each prompt, [B, 1, V]."""
         if not self.num_running:
-            self._empty()
-        logits_B1V, states = self._session.prefill([sequence.prompt for sequence in sequences])
+            self.settle()
+        logits_B1V, states = self._session.prefill([sequence.request.prompt for sequence in sequences])
         self.live += sequences
         self.states += states
         return logits_B1V
 
-    def settle(self) -> bool:
-        """Drop rejected guesses and completed sequences; return whether any sequence still runs."""
-        if not self.num_running:
-            self._empty()
-            return False
+    def settle(self) -> None:
+        """Drop rejected guesses, and the sequences that have ended."""
         self._session.keep([0 if s.complete else len(s.new_ids) for s in self.live])
         self.states = [h for h, s in zip(self.states, self.live, strict=True) if not s.complete]
         self.live = [sequence for sequence in self.live if not sequence.complete]
-        return True
 
     def forward(self) -> Tensor:
         """Run each sequence's last token and guesses through the target; return their logits [B, R, V]."""
@@ -281,7 +263,7 @@ class _Sequence:
 
     def __init__(
         self,
-        prompt: Sequence[int],
+        request: GenerationRequest,
         *,
         room: int,
         stops: frozenset[int],
@@ -289,8 +271,8 @@ class _Sequence:
         num_guesses: int,
         proposer: Proposer | None,
     ) -> None:
-        self.prompt, self.images = prompt, images_of(prompt)
-        self.text = list(prompt)
+        self.request, self.images = request, images_of(request.prompt)
+        self.text = list(request.prompt)
         """All known tokens. The target has not run the last token yet."""
         self.generator, self.proposer = generator, proposer
         self.proposal = _NO_GUESS

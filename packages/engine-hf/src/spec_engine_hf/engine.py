@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
 
 from pydantic import Field
@@ -16,7 +17,7 @@ from spec_core.records import Availability, FeatureSample
 from spec_engine_hf.loadable import check_loadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
     from spec_core import (
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         FeatureSender,
         FrozenProducts,
         Proposer,
+        ServingStatus,
         TargetSpec,
         Transport,
     )
@@ -33,9 +35,10 @@ if TYPE_CHECKING:
         CaptureRequest,
         FeatureSchema,
         Generation,
+        GenerationRequest,
         SamplingParams,
     )
-    from spec_engine_hf.decoding import DraftSource
+    from spec_engine_hf.decoding import Batch, DraftSource
     from spec_kit.weight_sync import UpdateReceiver
 
 R = TypeVar("R")
@@ -107,12 +110,37 @@ class HfEngine(Engine):
         """Queue the batch for the engine's thread (E1-E3)."""
         return self._submit(lambda: self._capture(list(requests), schema))
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Decode the prompts on the engine's thread (E4, E10, E18).
+    def generate_unordered(
+        self, next_request: Callable[[], GenerationRequest | None], sampling: SamplingParams
+    ) -> Generator[tuple[GenerationRequest, Generation]]:
+        """Decode round by round on the engine's thread, which runs other calls between rounds (E4, E10, E18, E23).
 
-        The draft that is served when a prompt begins is used for its whole answer.
+        When an answer ends, the next request begins in the next round. The draft that is served when a request
+        begins is used for its whole answer.
         """
-        return self._submit(lambda: self._answers(prompts, sampling)).result()
+        # A KV cache that cannot drop tokens cannot align several sequences either.
+        most = 1 if self._model.unrewindable_layers() else self._max_num_seqs
+        most = min(most, sampling.concurrency or most)
+        batch, served = self._submit(lambda: self._begin(sampling)).result()
+        may_ask = True
+        while True:
+            is_served = batch.decoder is self._decoder  # another thread may load another draft
+            if not is_served and not batch.num_running:
+                batch, served = self._submit(lambda: self._begin(sampling)).result()
+                continue
+            new: list[GenerationRequest] = []
+            while may_ask and is_served and batch.num_running + len(new) < most:
+                if (request := next_request()) is None:
+                    may_ask = False
+                else:
+                    new.append(request)
+            if not new and not batch.num_running:
+                return
+            for request, answer in self._submit(partial(batch.decoder.step, batch, new)).result():
+                may_ask = True
+                if served is not None:
+                    answer = replace(answer, draft_version=served.version, draft_digest=served.digest)
+                yield request, answer
 
     def frozen_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts:
         """Return products with the embedding and head that Transformers has loaded (E21)."""
@@ -168,10 +196,10 @@ class HfEngine(Engine):
             raise EngineError(f"target {self.target.folder} computes states that are not finite")
 
     def close(self) -> None:
-        """End each capture after its current forward pass, and wait for a running ``generate``.
+        """End each capture, and each generation, after its current forward pass.
 
-        A capture ends even if it waits for a trainer that has stopped receiving. Calls that are still queued
-        end with EngineError.
+        A capture ends even if it waits for a trainer that has stopped receiving. Calls in progress or queued end with
+        EngineError.
         """
         self._closing.set()
         self._end_updates()
@@ -180,35 +208,13 @@ class HfEngine(Engine):
             sender.close()
         self._senders.clear()
 
-    def _answers(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        answers: list[Generation] = []
-        while len(answers) < len(prompts):
-            answers += self._answers_of_one_draft(prompts[len(answers) :], sampling, len(answers))
-        return answers
-
-    def _answers_of_one_draft(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, first_index: int
-    ) -> list[Generation]:
-        """Answer prompts until all are answered or the engine serves another draft.
-
-        ``first_index``: the first prompt's index.
-        """
-        updates, decoder, served = self._updates, self._decoder, None  # another thread may load another draft
-        if updates is not None and sampling.num_draft_tokens:
-            with updates.unchanged() as served:
-                decoder = self._decoder
-        # A KV cache that cannot drop tokens cannot align several sequences either.
-        most = 1 if self._model.unrewindable_layers() else self._max_num_seqs
-        answers = decoder.generate(
-            prompts,
-            sampling,
-            first_index=first_index,
-            at_once=min(most, sampling.concurrency or most),
-            go_on=lambda: decoder is self._decoder,
-        )
-        if served is None:
-            return answers
-        return [replace(a, draft_version=served.version, draft_digest=served.digest) for a in answers]
+    def _begin(self, sampling: SamplingParams) -> tuple[Batch, ServingStatus | None]:
+        """Return an empty batch that decodes with the served draft, and this draft if it was pushed."""
+        updates = self._updates
+        if updates is None or not sampling.num_draft_tokens:
+            return self._decoder.begin(sampling), None
+        with updates.unchanged() as served:
+            return self._decoder.begin(sampling), served
 
     def _serve(self, source: DraftSource) -> None:
         """Draft with ``source`` from the next prompt on, with new acceptance counters."""

@@ -29,6 +29,10 @@ class Session:
         """Start without tokens. Forward passes return the states that enter ``layers``."""
         self._model = model
         self._layers = layers
+        self._empty()
+
+    def _empty(self) -> None:
+        model = self._model
         config = model.causal_lm.config if model.unrewindable_layers() else None
         self._cache = KvCache(config, gaps=model.counts_positions)
         self._num_new: list[int] = []
@@ -81,11 +85,11 @@ class Session:
         )
 
     def keep(self, counts: Sequence[int]) -> None:
-        """Keep the first ``counts[i]`` of the tokens appended to sequence i. A sequence that keeps none ends.
-
-        At least one sequence must continue.
-        """
+        """Keep the first ``counts[i]`` of the tokens appended to sequence i. A sequence that keeps none ends."""
         live = [row for row, count in enumerate(counts) if count]
+        if not live:
+            self._empty()
+            return
         self._cache.keep(live, [self._num_new[row] - counts[row] for row in live])
         self._num_new = [0] * len(live)
         self._shifts = [self._shifts[row] for row in live]

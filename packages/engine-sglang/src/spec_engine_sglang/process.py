@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,14 +11,14 @@ from spec_core.records import AcceptanceCounters
 from spec_engine_sglang import hook
 from spec_engine_sglang.arguments import ENVIRONMENT, server_arguments
 from spec_engine_sglang.request_names import GENERATED, Assignment, name_of
-from spec_kit.hosting import CaptureMode, EngineSubprocess, SpeculativeMode, image_fields
+from spec_kit.hosting import CaptureMode, EngineSubprocess, SpeculativeMode, image_fields, then
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
 
     from spec_core import EngineContext, TargetSpec
-    from spec_core.records import CaptureRequest, SamplingParams
+    from spec_core.records import CaptureRequest, GenerationRequest, SamplingParams
     from spec_engine_sglang.config import SglangConfig
     from spec_kit.hosting import Fields, Mode
 
@@ -56,23 +55,30 @@ class SglangProcess(EngineSubprocess):
         names = [name_of(Assignment(r.request_id, len(r.input_ids), r.destinations), call) for r in requests]
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
         images = [[image_fields(image) for image in request.images] for request in requests]
-        return self._run(names, [request.input_ids for request in requests], sampling, images=images)
+        ids = [list(request.input_ids) for request in requests]
+        return self.ask("prefill", names=names, ids=ids, sampling=sampling, images=images)
 
-    def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
-        """Return SGLang's answers in the order of the prompts."""
-        names = [f"{GENERATED}{index}-{time.monotonic_ns()}" for index in range(len(prompts))]
+    def decode(self, request: GenerationRequest, sampling: SamplingParams) -> Future[Fields]:
+        """Send a request to SGLang; the future returns its answer."""
         greedy_plain = sampling.temperature == 0 and sampling.num_draft_tokens == 0
-        gaps = greedy_plain and sampling.with_margins and self._config.gaps
-        load = {"times": sampling.with_times, "concurrency": sampling.concurrency or 0}
-        answers = self._run(names, prompts, self._sampling(sampling), gaps=gaps, **load).result()["answers"]
-        drafted = sampling.num_draft_tokens
-        for answer in answers:
-            if len(answer["accepted"]) > drafted:  # a round that accepts more accepts every guess
-                answer["accepted"][drafted:] = [sum(answer["accepted"][drafted:])]
-            answer["depths"] = [depth if depth <= drafted else 0 for depth in answer["depths"]]
-            for accepted, rounds in enumerate(answer["accepted"]):
-                self._counted += AcceptanceCounters.of_rounds(drafted, accepted, rounds)
-        return answers
+        answer = self.ask(
+            "answer",
+            name=f"{GENERATED}{next(self._calls)}-",  # SGLang aborts every request whose name begins with a name
+            ids=list(request.prompt),
+            sampling=self._sampling(sampling),
+            gaps=greedy_plain and sampling.with_margins and self._config.gaps,
+            times=sampling.with_times,
+        )
+        return then(answer, lambda fields: self._count(fields, sampling.num_draft_tokens))
+
+    def _count(self, answer: Fields, drafted: int) -> Fields:
+        """Return SGLang's answer with its fields in this project's form, and count its verifications."""
+        if len(answer["accepted"]) > drafted:  # a round that accepts more accepts every guess
+            answer["accepted"][drafted:] = [sum(answer["accepted"][drafted:])]
+        answer["depths"] = [depth if depth <= drafted else 0 for depth in answer["depths"]]
+        for accepted, rounds in enumerate(answer["accepted"]):
+            self._counted += AcceptanceCounters.of_rounds(drafted, accepted, rounds)
+        return answer
 
     def ask(self, kind: str, **fields: Any) -> Future[Fields]:
         """Send a request. A request that changes the draft resets the acceptance counters."""
@@ -88,18 +94,6 @@ class SglangProcess(EngineSubprocess):
     def acceptance(self) -> AcceptanceCounters:
         """Return the acceptance counters since the process started or the draft last changed."""
         return self._counted
-
-    def _run(
-        self,
-        names: Sequence[str],
-        ids: Sequence[Sequence[int]],
-        sampling: dict[str, Any],
-        gaps: bool = False,
-        images: Sequence[Sequence[Fields]] = (),
-        **load: int,
-    ) -> Future[Fields]:
-        ids = [list(row) for row in ids]
-        return self.ask("run", names=names, ids=ids, sampling=sampling, gaps=gaps, images=images, **load)
 
     def _sampling(self, sampling: SamplingParams) -> dict[str, Any]:
         return {

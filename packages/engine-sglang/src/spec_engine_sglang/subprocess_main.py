@@ -36,7 +36,8 @@ def main() -> None:
             import sglang
 
             engine = sglang.Engine(**link.arguments)
-            link.ready(files=files_of(engine.port_args))
+            at_once = engine.loop.run_until_complete(most_running(engine.tokenizer_manager))
+            link.ready(files=files_of(engine.port_args), at_once=at_once)
             inputs = ImageInputs(Path(link.arguments["model_path"]))
             # In the main thread, because SGLang installs its signal handlers there.
             engine.loop.run_until_complete(link.serve(_handlers(engine, inputs)))
@@ -55,50 +56,61 @@ def _handlers(engine: Any, inputs: ImageInputs) -> dict[str, Handler]:
         return await ranks.call(message["call"], message["argument"])
 
     return {
-        "run": partial(_run, engine, inputs, ranks),
+        "prefill": partial(_prefill, engine, inputs),
+        "answer": partial(_answer, engine, ranks),
         "draft": draft,
         "frozen": partial(ask_products, engine.tokenizer_manager),
     }
 
 
-async def _run(engine: Any, inputs: ImageInputs, ranks: DraftRanks, message: Fields) -> Fields:
-    """Run a batch of requests, if possible in one call, so that the requests share forward passes.
+async def most_running(manager: Any) -> int:
+    """Return how many requests SGLang runs at once; ``manager``: its tokenizer manager."""
+    from sglang.srt.managers.io_struct import GetInternalStateReq
 
-    If the message requests token times or a concurrency, each request is streamed separately.
-    """
-    if message.get("times") or message.get("concurrency"):
-        answers = await _stream_all(engine, message)
-    else:
-        answers = await _run_at_once(engine, inputs, message)
-    for refusal in filter(None, (refusal_of(answer["meta_info"]) for answer in answers)):
-        raise EngineError(refusal)
-    served = {"draft": [ranks.served.version, ranks.served.digest]}
-    return {"answers": [read_answer(answer) | served for answer in answers]}
+    manager.auto_create_handle_loop()
+    (output, *_) = await manager.get_internal_state_communicator(GetInternalStateReq())
+    return output.internal_state["effective_max_running_requests_per_dp"]
 
 
-async def _run_at_once(engine: Any, inputs: ImageInputs, message: Fields) -> list[Fields]:
+async def _prefill(engine: Any, inputs: ImageInputs, message: Fields) -> Fields:
+    """Run the requests of a capture in one call, so that they share forward passes."""
     items = await asyncio.to_thread(
         lambda: [
-            inputs.item(ids, images) for ids, images in zip(message["ids"], message["images"], strict=False)
+            inputs.item(ids, images) for ids, images in zip(message["ids"], message["images"], strict=True)
         ]
     )
-    return await engine.async_generate(
+    answers = await engine.async_generate(
         input_ids=message["ids"],
         rid=message["names"],
         sampling_params=[dict(message["sampling"]) for _ in message["ids"]],
         **({"image_data": [[item] for item in items]} if any(items) else {}),
-        **({"return_logprob": True, "top_logprobs_num": 2} if message["gaps"] else {}),
     )
+    for answer in answers:
+        _raise_refusal(answer)
+    return {}
 
 
-async def _stream_all(engine: Any, message: Fields) -> list[Fields]:
-    room = asyncio.Semaphore(message["concurrency"] or len(message["ids"]) or 1)
+async def _answer(engine: Any, ranks: DraftRanks, message: Fields) -> Fields:
+    """Answer one request; stream the answer if the times of its tokens are wanted."""
+    name, ids, sampling = message["name"], message["ids"], message["sampling"]
+    try:
+        if message["times"]:
+            answer = await stream_answer(engine, name, ids, sampling)
+        else:
+            options = {"return_logprob": True, "top_logprobs_num": 2} if message["gaps"] else {}
+            answer = await engine.async_generate(
+                input_ids=ids, rid=name, sampling_params=dict(sampling), **options
+            )
+    except asyncio.CancelledError:
+        engine.tokenizer_manager.abort_request(name)
+        raise
+    _raise_refusal(answer)
+    return read_answer(answer) | {"draft": [ranks.served.version, ranks.served.digest]}
 
-    async def answer(name: str, ids: list[int]) -> Fields:
-        async with room:
-            return await stream_answer(engine, name, ids, message["sampling"])
 
-    return await asyncio.gather(*map(answer, message["names"], message["ids"]))
+def _raise_refusal(answer: Fields) -> None:
+    if refusal := refusal_of(answer["meta_info"]):
+        raise EngineError(refusal)
 
 
 async def stream_answer(engine: Any, name: str, ids: list[int], sampling: Fields) -> Fields:

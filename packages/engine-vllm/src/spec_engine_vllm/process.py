@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from spec_core.errors import DeadlineExceeded
 from spec_core.records import AcceptanceCounters, images_of
 from spec_engine_vllm.arguments import CAPTURE_ENVIRONMENT, DEFAULT_ENVIRONMENT, engine_arguments
-from spec_kit.hosting import CaptureMode, EngineSubprocess, image_fields
+from spec_kit.hosting import CaptureMode, EngineSubprocess, image_fields, then
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
 
     from spec_core import EngineContext, TargetSpec
-    from spec_core.records import CaptureRequest, ImageSource, SamplingParams
+    from spec_core.records import CaptureRequest, GenerationRequest, ImageSource, SamplingParams
     from spec_engine_vllm.config import VllmConfig
     from spec_kit.hosting import Fields, Mode
 
@@ -72,12 +72,11 @@ class VllmProcess(EngineSubprocess):
             [request.input_ids for request in requests], samplings, [request.images for request in requests]
         )
 
-    def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
-        """Return vLLM's answers in the order of the prompts."""
-        samplings = (self._sampling(sampling, index) for index in range(len(prompts)))
-        load: Fields = {"times": sampling.with_times, "concurrency": sampling.concurrency or len(prompts)}
-        shown = [images_of(prompt) for prompt in prompts]
-        return self._run(prompts, samplings, shown, load).result()["answers"]
+    def decode(self, request: GenerationRequest, sampling: SamplingParams) -> Future[Fields]:
+        """Send a request to vLLM; the future returns its answer."""
+        prompt, parameters = request.prompt, self._sampling(sampling, request.seed)
+        run = self._run([prompt], [parameters], [images_of(prompt)], times=sampling.with_times)
+        return then(run, lambda done: done["answers"][0])
 
     def acceptance(self) -> AcceptanceCounters:
         """Return the acceptance counters since the process started or the draft last changed."""
@@ -103,27 +102,24 @@ class VllmProcess(EngineSubprocess):
         self,
         prompts: Sequence[Sequence[int]],
         samplings: Iterable[dict[str, Any]],
-        images: Sequence[Sequence[ImageSource]] = (),
-        load: Fields | None = None,
+        images: Sequence[Sequence[ImageSource]],
+        times: bool = False,
     ) -> Future[Fields]:
         requests: list[Fields] = [
             {"ids": list(ids), "sampling": sampling} for ids, sampling in zip(prompts, samplings, strict=True)
         ]
-        for request, shown in zip(requests, images, strict=False):
+        for request, shown in zip(requests, images, strict=True):
             request["images"] = [image_fields(image) for image in shown]
-        return self.ask("run", requests=requests, **(load or {}))
+        return self.ask("run", requests=requests, times=times)
 
-    def _sampling(self, sampling: SamplingParams, index: int) -> dict[str, Any]:
-        """Return vLLM's sampling parameters of prompt ``index``.
-
-        The random seed depends only on the run's seed and on the index.
-        """
+    def _sampling(self, sampling: SamplingParams, seed: int) -> dict[str, Any]:
+        """Return vLLM's sampling parameters of a request with this seed."""
         greedy_plain = sampling.temperature == 0 and sampling.num_draft_tokens == 0
         return {
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": sampling.prompt_seed(index),
+            "seed": seed,
             "stop_token_ids": list(self._target.eos_token_ids) if sampling.stop_at_eos else [],
             "logprobs": 2 if greedy_plain and sampling.with_margins else None,
         }

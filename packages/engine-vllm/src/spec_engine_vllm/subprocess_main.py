@@ -55,7 +55,7 @@ async def _serve(link: EngineLink) -> None:
     try:
         await llm.is_sleeping()  # an answer of the engine core: every socket is connected
         _watch_cores(link, closing)
-        link.ready()
+        link.ready(at_once=llm.vllm_config.scheduler_config.max_num_seqs)
         prompts = ImagePrompts(Path(link.arguments["model"]))
         requests = Requests(llm, prompts, may_draft=_may_draft(link.arguments))
         # is_sleeping asks the engine core. If it has stopped, this program sends no sign of life either.
@@ -130,12 +130,11 @@ class Requests:
         self._is_sampler_right = None if may_draft else True
 
     async def run(self, message: Fields) -> Fields:
-        """Return the ``answers`` to the requests of ``message``; at most ``concurrency`` requests run at once."""
-        room = asyncio.Semaphore(message.get("concurrency") or len(message["requests"]) or 1)
+        """Return the ``answers`` to the requests of ``message``, with the ``times`` of tokens if they are wanted."""
 
         async def answer(index: int, request: Fields) -> Fields:
-            async with room, self._image_room if request.get("images") else nullcontext():
-                return await self._generate(f"{message['key']}-{index}", request, message.get("times", False))
+            async with self._image_room if request["images"] else nullcontext():
+                return await self._generate(f"{message['key']}-{index}", request, message["times"])
 
         answers = (answer(index, request) for index, request in enumerate(message["requests"]))
         return {"answers": await asyncio.gather(*answers)}
@@ -166,7 +165,7 @@ class Requests:
             output_kind=RequestOutputKind.DELTA if is_timed else RequestOutputKind.FINAL_ONLY,
         )
         prompt: Fields = {"prompt_token_ids": request["ids"]}
-        if request.get("images"):
+        if request["images"]:
             prompt = await asyncio.to_thread(self._prompts.prompt, request["ids"], request["images"])
         ids: list[int] = []
         times: list[float] = []
@@ -176,7 +175,7 @@ class Requests:
             ids += answer.token_ids
             times += [time.perf_counter() - begun] * (len(answer.token_ids) if is_timed else 0)
         is_captured = "extra_args" in request["sampling"]  # the connector compares its tokens itself
-        if request.get("images") and not is_captured and list(output.prompt_token_ids) != request["ids"]:
+        if request["images"] and not is_captured and list(output.prompt_token_ids) != request["ids"]:
             raise RuntimeError(
                 f"vLLM ran {len(output.prompt_token_ids)} tokens for a prompt with images, expected "
                 f"{len(request['ids'])}"

@@ -6,12 +6,14 @@ Shapes: T tokens, N layers of the target, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import math
+import threading
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from spec_core.draft import Proposal, Proposer
-from spec_core.records import SamplingParams
+from spec_core.records import GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +28,9 @@ KOLMOGOROV_LIMIT = 1.95
 
 A correct engine exceeds the limit by chance once in a thousand tests.
 """
+
+_MOST_AHEAD = 5000
+"""Largest number of requests that an engine may take before it yields three short answers."""
 
 
 class FirstToken(Proposer):
@@ -121,6 +126,55 @@ def assert_ends_at_end_tokens(engine: Engine, num_draft_tokens: int) -> None:
     ended = [ids[-1] in ends for ids in answers]
     assert all(ended[place] or len(ids) == sampling.max_new_tokens for place, ids in enumerate(answers))
     assert any(ended) or not ends, "no answer has an end token; use a target with a smaller vocabulary"
+
+
+def assert_takes_requests_as_answers_end(
+    engine: Engine, reference: ReferenceTarget, concurrency: int
+) -> None:
+    """Check that a request can depend on an answer, and that at most ``concurrency`` are in progress (E13, E23).
+
+    Two prompts are asked, and twice again with their answers appended. Every answer is the target's greedy answer.
+    The engine takes few of many requests ahead.
+    """
+    sampling = SamplingParams(max_new_tokens=6, stop_at_eos=False, concurrency=concurrency)
+    waiting = deque(GenerationRequest(prompt=row) for row in token_rows(engine, (4, 9)))
+    in_progress, answered, thread = 0, {}, threading.get_ident()
+
+    def next_request() -> GenerationRequest | None:
+        nonlocal in_progress
+        assert threading.get_ident() == thread
+        assert in_progress < concurrency
+        in_progress += bool(waiting)
+        return waiting.popleft() if waiting else None
+
+    for request, answer in engine.generate_unordered(next_request, sampling):
+        in_progress -= 1
+        answered[request] = answer.token_ids
+        if len(answered) <= 4:
+            waiting.append(GenerationRequest(prompt=[*request.prompt, *answer.token_ids]))
+    assert len(answered) == 6
+    assert [list(ids) for ids in answered.values()] == [
+        greedy_answer(reference, request.prompt, sampling.max_new_tokens) for request in answered
+    ]
+    _assert_takes_few_requests_ahead(engine)
+
+
+def _assert_takes_few_requests_ahead(engine: Engine) -> None:
+    """Check that the engine answers requests without an end, and that closing the iterator drops the rest."""
+    sampling = SamplingParams(max_new_tokens=2, stop_at_eos=False)
+    (prompt,), taken = token_rows(engine, (4,)), 0
+
+    def next_request() -> GenerationRequest:
+        nonlocal taken
+        taken += 1
+        assert taken < _MOST_AHEAD, "the engine takes requests without need"
+        return GenerationRequest(prompt=prompt)
+
+    answers = engine.generate_unordered(next_request, sampling)
+    found = [next(answers)[1].token_ids for _ in range(3)]
+    answers.close()
+    (after,) = engine.generate([prompt], sampling)
+    assert found == [after.token_ids] * 3
 
 
 def _rank_in_distribution(

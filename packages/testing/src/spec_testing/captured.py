@@ -1,4 +1,4 @@
-"""Functions that receive and compare what an engine has captured."""
+"""Functions that make requests of captures, and receive and compare what an engine has captured."""
 
 from __future__ import annotations
 
@@ -7,17 +7,31 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spec_core.records import CaptureRequest
+from spec_testing.answer_checks import token_rows
 from spec_testing.limits import patient
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
+    from spec_core.engine import Engine
     from spec_core.records import FeatureSample
     from spec_core.transport import FeatureReceiver
 
 _LIMIT_S = patient(120.0)
 _TOLERANCE = 1e-4
 """Tolerance relative to the largest value: float32 rounding in batches of different shapes."""
+
+
+def requests_to(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:
+    """Return requests of many lengths (also 1 token), spread over the destinations; some go to all."""
+    dealt = [tuple(destinations), *((destination,) for destination in destinations)] * 6
+    return [
+        CaptureRequest(request_id=100 + index, input_ids=tuple(ids), destinations=dealt[index])
+        for index, ids in enumerate(token_rows(engine, (5, 1, 17, 9, 3, 30)))
+    ]
 
 
 def receive_copies(receiver: FeatureReceiver, count: int) -> list[FeatureSample]:

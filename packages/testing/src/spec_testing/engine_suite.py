@@ -1,4 +1,4 @@
-"""EngineSuite tests the contract of spec_core.engine (E1–E16, E19–E22) against an independent computation.
+"""EngineSuite tests the contract of spec_core.engine (E1–E16, E19–E23) against an independent computation.
 
 ::
 
@@ -36,11 +36,12 @@ from spec_testing.answer_checks import (
     assert_ends_at_end_tokens,
     assert_follows_distribution,
     assert_guess_depths,
+    assert_takes_requests_as_answers_end,
     assert_times,
     greedy_answer,
     token_rows,
 )
-from spec_testing.captured import assert_states_close, receive_copies
+from spec_testing.captured import assert_states_close, receive_copies, requests_to
 from spec_testing.conformance import ConformanceSuite
 from spec_testing.frozen_checks import assert_frozen_products
 from spec_testing.limits import patient
@@ -123,7 +124,7 @@ class EngineSuite(ConformanceSuite):
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
     ) -> None:
         """E1: each request sends one sample with its ids to each of its destinations, and to no other."""
-        requests = _requests(engine, [r.address for r in receivers])
+        requests = requests_to(engine, [r.address for r in receivers])
         engine.capture(requests, schema).result(LIMIT_S)
         for receiver in receivers:
             wanted = {r.request_id: r.input_ids for r in requests if receiver.address in r.destinations}
@@ -140,7 +141,7 @@ class EngineSuite(ConformanceSuite):
         reference: ReferenceTarget,
     ) -> None:
         """E2: states of layer k equal the input of target layer k or of the final norm, in any batch."""
-        requests = _requests(engine, [receivers[0].address])
+        requests = requests_to(engine, [receivers[0].address])
         engine.capture(requests, schema).result(LIMIT_S)
         together = {s.request_id: s.hidden_TNH for s in receive_copies(receivers[0], len(requests))}
         engine.capture(requests[:1], schema).result(LIMIT_S)
@@ -154,7 +155,7 @@ class EngineSuite(ConformanceSuite):
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
     ) -> None:
         """E3: once the future is done, every sample can be received without waiting for the engine."""
-        requests = _requests(engine, [receivers[0].address])
+        requests = requests_to(engine, [receivers[0].address])
         assert engine.capture(requests, schema).result(LIMIT_S) is None
         engine.close()
         assert len(receive_copies(receivers[0], len(requests))) == len(requests)
@@ -163,10 +164,10 @@ class EngineSuite(ConformanceSuite):
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
     ) -> None:
         """E3: if a destination is lost, the future raises, and the engine continues to serve."""
-        requests = _requests(engine, [receivers[1].address])
+        requests = requests_to(engine, [receivers[1].address])
         receivers[1].close()
         assert isinstance(engine.capture(requests, schema).exception(LIMIT_S), SpecError)
-        engine.capture(_requests(engine, [receivers[0].address]), schema).result(LIMIT_S)
+        engine.capture(requests_to(engine, [receivers[0].address]), schema).result(LIMIT_S)
 
     def test_e3_failed_target_ends_in_the_future(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
@@ -176,7 +177,7 @@ class EngineSuite(ConformanceSuite):
             request_id=0, input_ids=(engine.target.vocab_size,), destinations=(receivers[0].address,)
         )
         assert isinstance(engine.capture([impossible], schema).exception(LIMIT_S), SpecError)
-        engine.capture(_requests(engine, [receivers[0].address]), schema).result(LIMIT_S)
+        engine.capture(requests_to(engine, [receivers[0].address]), schema).result(LIMIT_S)
 
     def test_e4_greedy_is_plain_decoding(self, engine: Engine, reference: ReferenceTarget) -> None:
         """E4: without a draft each token is the target's arg-max; answers are in the order of the prompts."""
@@ -284,7 +285,9 @@ class EngineSuite(ConformanceSuite):
             assert _tokens(other.generate(prompts, GREEDY)) == _tokens(engine.generate(prompts, GREEDY))
             with pytest.raises(EngineError):
                 other.start(schema)
-            assert isinstance(other.capture(_requests(other, ["x"]), schema).exception(LIMIT_S), EngineError)
+            assert isinstance(
+                other.capture(requests_to(other, ["x"]), schema).exception(LIMIT_S), EngineError
+            )
 
     def test_e8_draft_that_is_accepted_is_loaded(self, engine: Engine, draft_folder: Path) -> None:
         """E8: the engine can decode with a draft that ``check_draft`` accepts."""
@@ -301,7 +304,7 @@ class EngineSuite(ConformanceSuite):
         engine.start(schema)
         engine.start(schema)
         engine.health()
-        requests = _requests(engine, [receivers[0].address])
+        requests = requests_to(engine, [receivers[0].address])
         engine.capture(requests, schema).result(LIMIT_S)
         assert len(receive_copies(receivers[0], len(requests))) == len(requests)
 
@@ -374,21 +377,19 @@ class EngineSuite(ConformanceSuite):
             engine.load_draft(request.getfixturevalue("draft_folder"))
         assert_ends_at_end_tokens(engine, num_draft_tokens)
 
+    @pytest.mark.parametrize("concurrency", [1, 3])
+    def test_e23_requests_are_taken_as_answers_end(
+        self, engine: Engine, reference: ReferenceTarget, concurrency: int
+    ) -> None:
+        """E13, E23: requests may depend on answers; the engine takes few ahead, and drops them when told to."""
+        assert_takes_requests_as_answers_end(engine, reference, concurrency)
+
     @pytest.mark.parametrize(
         "metrics", ["", "<html>", "up 1\n", "# HELP up\n" * 3, "process_cpu_seconds_total nan"]
     )
     def test_e16_metrics_of_another_program_are_none(self, engine: Engine, metrics: str) -> None:
         """E16: an engine returns None for the metrics of another program, and never raises, whatever the text."""
         assert engine.server_counters(metrics) is None
-
-
-def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:
-    """Return requests of many lengths (also 1 token), spread over the destinations; some go to all."""
-    dealt = [tuple(destinations), *((destination,) for destination in destinations)] * 6
-    return [
-        CaptureRequest(request_id=100 + index, input_ids=tuple(ids), destinations=dealt[index])
-        for index, ids in enumerate(token_rows(engine, (5, 1, 17, 9, 3, 30)))
-    ]
 
 
 def _prompts(engine: Engine) -> list[list[int]]:

@@ -13,7 +13,7 @@ from spec_core.config import EngineConfig
 from spec_core.engine import EngineContext
 from spec_core.errors import DataError, DeadlineExceeded, EngineError
 from spec_core.records import AcceptanceCounters
-from spec_kit.hosting import EngineSubprocess, PlainMode
+from spec_kit.hosting import EngineSubprocess, PlainMode, then
 
 LIMIT_S = 30.0
 _BEGIN = """
@@ -33,8 +33,8 @@ class Script(EngineSubprocess):
     def prefill(self, requests):
         return self.ask("run", names=[request.destinations for request in requests])
 
-    def decode(self, prompts, sampling):
-        return self.ask("run").result()["answers"]
+    def decode(self, request, sampling):
+        return self.ask("run", seed=request.seed)
 
     def acceptance(self) -> AcceptanceCounters:
         return AcceptanceCounters()
@@ -171,6 +171,16 @@ async def echo(message):
         raise RuntimeError from ValueError("its cause")
     return {"word": message["word"], "device": link.device_type}
 
+async def sleep(message):
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        ended.append(message["key"])
+        raise
+
+async def count(message):
+    return {"ended": ended}
+
 async def stop(message):
     global broken
     broken = True
@@ -179,11 +189,11 @@ async def stop(message):
 async def check():
     return broken
 
-broken = False
+broken, ended = False, []
 with EngineLink() as link:
     assert link.arguments == {"word": "hello"}
     link.ready(files=[])
-    asyncio.run(link.serve({"echo": echo, "stop": stop}, check, lambda: broken))
+    asyncio.run(link.serve({"echo": echo, "sleep": sleep, "count": count, "stop": stop}, check, lambda: broken))
 """
 
 
@@ -202,3 +212,14 @@ def test_a_program_serves_requests_refuses_some_and_reports_its_end(start):
     running.health()
     with pytest.raises(EngineError, match=r"^RuntimeError: the program is broken$"):
         running.ask("stop").result(LIMIT_S)
+
+
+def test_a_cancelled_request_ends_in_the_program_and_no_other(start):
+    running = start(_PROGRAM, begin="")
+    running.wait_ready()
+    answered, unwanted, other = running.ask("echo", word="right"), running.ask("sleep"), running.ask("sleep")
+    assert answered.result(LIMIT_S)["word"] == "right"
+    assert not answered.cancel()
+    assert then(unwanted, dict).cancel()
+    assert running.ask("count").result(LIMIT_S)["ended"] == [1]
+    assert not other.done()

@@ -9,6 +9,7 @@ from spec_kit.hosting.draft_rank import DraftRank
 from spec_kit.hosting.draft_ranks import DraftRanks
 from spec_kit.hosting.engine_subprocess import EngineSubprocess
 from spec_kit.hosting.feature_exporter import FeatureExporter
+from spec_kit.hosting.futures import then
 from spec_kit.hosting.image_fields import image_fields, image_of_fields
 from spec_kit.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
 from spec_kit.hosting.program_arguments import unreserved
@@ -51,5 +52,6 @@ __all__ = [
     "probe_version",
     "shard_products",
     "sum_of_shards",
+    "then",
     "unreserved",
 ]

@@ -3,9 +3,10 @@
 vLLM and SGLang change the process in which they run (stdout, logging, signal handlers, start method), and are
 configured by environment variables. So the program gets a separate process with its own environment.
 
-This side sends ``order`` first (``arguments``, ``peer_s``, ``device_type``), then requests, each with a ``key``.
-The process sends ``ready``, ``alive`` regularly, ``done`` or ``refused`` for each key, and ``failed`` if the
-program ends. The process's side is ``subprocess_main``.
+This side sends ``order`` first (``arguments``, ``peer_s``, ``device_type``), then requests, each with a ``key``, and
+``cancel`` with the key of a request that is not wanted any more. The process sends ``ready``, ``alive`` regularly,
+``done`` or ``refused`` for each key that is not cancelled, and ``failed`` if the program ends. The process's side is
+``subprocess_main``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +29,7 @@ from spec_core.errors import DataError, DeadlineExceeded, EngineError, PeerLost
 from spec_core.records import Generation
 from spec_core.resource import Resource
 from spec_kit.hosting.capture_controller import CAPTURE_VARIABLE, CaptureController
+from spec_kit.hosting.futures import then
 from spec_kit.hosting.modes import CaptureMode
 from spec_kit.hosting.program_log import logged_errors
 from spec_processes import Reaper, end_group, ending, spawn
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
     from spec_core.config import EngineConfig
     from spec_core.engine import EngineContext
-    from spec_core.records import AcceptanceCounters, CaptureRequest, SamplingParams
+    from spec_core.records import AcceptanceCounters, CaptureRequest, GenerationRequest, SamplingParams
     from spec_kit.hosting.modes import Fields, Mode
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,8 @@ _KILL_S = 30.0
 """Seconds to wait until killed processes are gone; the GPU driver first frees their memory."""
 _CONNECTED_S = 10.0
 """Seconds to wait, once the program is ready, for the exporter's connection, which is made earlier."""
+_AT_ONCE = 32
+"""Number of requests that a program is taken to answer at once if its message ``ready`` does not say it."""
 _LAST_LINES = 400
 """Number of last log lines of the program that are searched for the cause of its death."""
 
@@ -86,6 +90,7 @@ class EngineSubprocess(Resource):
         self._captures: CaptureController | None = None
         self._keys = itertools.count()
         self._pending: dict[int, Future[Fields]] = {}
+        self._answers: set[Future[Generation]] = set()
         self._lock = threading.Lock()
         self._started, self._ended = threading.Event(), threading.Event()
         self._failure: EngineError | None = None
@@ -123,12 +128,10 @@ class EngineSubprocess(Resource):
         """
 
     @abstractmethod
-    def decode(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams
-    ) -> Sequence[Mapping[str, Any]]:
-        """Return the answers in the order of the prompts.
+    def decode(self, request: GenerationRequest, sampling: SamplingParams) -> Future[Fields]:
+        """Send a request to the program; the future returns the answer.
 
-        Each answer has the new token ``ids``, and ``gaps``: the difference of the two largest logits of each
+        An answer has the new token ``ids``, and ``gaps``: the difference of the two largest logits of each
         token, or empty. It has ``draft`` (version, digest) if a pushed draft may serve. If the program counts
         them, it also has ``accepted`` (how many verifications accepted 0, 1, … guesses), ``depths`` (the guess
         depth of each token), ``cached`` (cached tokens of the prompt), and ``times`` of the tokens in seconds.
@@ -164,14 +167,23 @@ class EngineSubprocess(Resource):
 
         self.prefill(captures.register(requests, done)).add_done_callback(ran)
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Return the answers in the order of the prompts."""
-        return [_generation(answer, sampling) for answer in self.decode(prompts, sampling)]
+    def generate(self, request: GenerationRequest, sampling: SamplingParams) -> Future[Generation]:
+        """Send a request to the program; the future returns the answer. Cancelling it ends the request."""
+        answer = then(self.decode(request, sampling), lambda fields: _generation(fields, sampling))
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
+        return answer
+
+    @property
+    def at_once(self) -> int:
+        """Number of requests that the running program answers at once: ``at_once`` of its message ``ready``."""
+        return self.ready.get("at_once", _AT_ONCE)
 
     def ask(self, kind: str, **fields: Any) -> Future[Fields]:
         """Send a request to the process; the future returns the reply's fields, or raises EngineError.
 
-        It raises DataError if the process has refused the request with a DataError.
+        It raises DataError if the process has refused the request with a DataError. If it is cancelled, the
+        process stops to work on the request.
         """
         answer: Future[Fields] = Future()
         with self._lock:
@@ -186,7 +198,13 @@ class EngineSubprocess(Resource):
         except DeadlineExceeded as error:
             if self._take(key) is not None:
                 answer.set_exception(error)
+        answer.add_done_callback(lambda done: self._cancel(key) if done.cancelled() else None)
         return answer
+
+    def _cancel(self, key: int) -> None:
+        if self._take(key) is not None:
+            with suppress(PeerLost, DeadlineExceeded):
+                self._channel.send("cancel", key=key)
 
     def health(self) -> None:
         """Raise EngineError if the program has ended or is silent, or if pending captures are stuck."""
@@ -203,9 +221,10 @@ class EngineSubprocess(Resource):
         return self._failure
 
     def drain(self) -> None:
-        """Wait until every capture in progress has ended."""
+        """Wait until every capture and every answer in progress has ended."""
         if self._captures is not None:
             self._captures.drain()
+        wait(list(self._answers))
 
     def close(self) -> None:
         """Kill every process of the program; pending requests fail with EngineError. Idempotent."""
@@ -257,7 +276,8 @@ class EngineSubprocess(Resource):
             return self._pending.pop(key, None)
 
     def _answer(self, message: Fields) -> None:
-        if (future := self._take(message["key"])) is None:
+        future = self._take(message["key"])
+        if future is None or not future.set_running_or_notify_cancel():
             return
         if message["kind"] == "done":
             future.set_result(message)
@@ -296,7 +316,8 @@ class EngineSubprocess(Resource):
         self._ended.set()
         self._started.set()
         for future in pending.values():
-            future.set_exception(self._failure)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(self._failure)
 
     def _await_death(self, processes: Sequence[psutil.Process]) -> None:
         """Wait until the processes are dead. A zombie counts as dead, since it holds no resources."""

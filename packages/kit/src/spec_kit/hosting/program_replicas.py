@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import http
 import json
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import pydantic
 
@@ -20,20 +19,19 @@ from spec_core.records import AcceptanceCounters
 from spec_core.resource import Resource
 from spec_core.wire_record import WireRecord
 from spec_core.wording import one_line, shown
+from spec_kit.hosting.futures import then
 from spec_kit.live_traffic.live_requests import TakenRequests
 from spec_kit.live_traffic.served_states import ID_BYTES, StatesLayout, StatesLeftOut, StatesRange, piece_rows
 from spec_processes.sockets.http_client import LONGEST_ANSWER, HttpClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from spec_core.draft_replica import ReplicaCall, UpdateId, UpdateRequest
     from spec_core.records import FeatureSchema
     from spec_kit.hosting.modes import Fields
     from spec_processes.sockets.http_client import HttpAnswer
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 DRAFT_TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
 """Environment variable with the secret token for pushes, the same for a server and its publisher."""
@@ -93,7 +91,7 @@ class ProgramReplica(DraftReplica):
     def call(self, name: ReplicaCall, argument: UpdateRequest | UpdateId | None) -> Future[ServingStatus]:
         """Send a call to the program; the future returns the program's reply."""
         asked = self._ask(name, _body(argument))
-        return _then(asked, lambda fields: ServingStatus.decode(json.dumps(fields["status"])))
+        return then(asked, lambda fields: ServingStatus.decode(json.dumps(fields["status"])))
 
 
 class HttpReplica(DraftReplica, Resource):
@@ -185,7 +183,7 @@ class HttpReplica(DraftReplica, Resource):
     def call(self, name: ReplicaCall, argument: UpdateRequest | UpdateId | None) -> Future[ServingStatus]:
         """Send a call to the server on a separate thread."""
         asked = self._client.ask(f"{_ROUTES}{name}", _body(argument), self._timeout_s)
-        return _then(asked, lambda answer: self._read(name, answer).status)
+        return then(asked, lambda answer: self._read(name, answer).status)
 
     def _answer(self, query: str = "", held_s: float = 0.0) -> ServerAnswer:
         """Return the server's status, for which the server may wait up to ``held_s`` seconds."""
@@ -219,20 +217,6 @@ class HttpReplica(DraftReplica, Resource):
                 f"{where} is no server with this project's extension: it answered {name} with {came}: {cause(error)}"
             ) from error
         raise EngineError(f"{where} refused {name}: {refusal}")
-
-
-def _then(future: Future[A], read: Callable[[A], B]) -> Future[B]:
-    """Return a future with the result of ``read(future.result())``, or with the error of either call."""
-    result: Future[B] = Future()
-
-    def done(future: Future[A]) -> None:
-        try:
-            result.set_result(read(future.result()))
-        except Exception as error:  # noqa: BLE001 (the caller gets every error, by the future)
-            result.set_exception(error)
-
-    future.add_done_callback(done)
-    return result
 
 
 def _body(argument: UpdateRequest | UpdateId | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 from spec_core.engine import Engine, FrozenProducts
@@ -19,13 +20,19 @@ from spec_kit.hosting.modes import CaptureMode, PlainMode, SpeculativeMode
 from spec_kit.hosting.program_replicas import ProgramReplica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
     from spec_core.config import EngineConfig
     from spec_core.draft import Draft
     from spec_core.engine import EngineContext
-    from spec_core.records import CaptureRequest, FeatureSchema, Generation, SamplingParams
+    from spec_core.records import (
+        CaptureRequest,
+        FeatureSchema,
+        Generation,
+        GenerationRequest,
+        SamplingParams,
+    )
     from spec_core.target import TargetSpec
     from spec_kit.hosting.engine_subprocess import EngineSubprocess
     from spec_kit.hosting.modes import Fields, Mode
@@ -107,9 +114,30 @@ class SubprocessEngine(Engine):
         self._submit(begin).add_done_callback(begun)
         return done
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Return the program's answers in the order of the prompts (E4)."""
-        return self._submit(lambda: self._generate(prompts, sampling)).result()
+    def generate_unordered(
+        self, next_request: Callable[[], GenerationRequest | None], sampling: SamplingParams
+    ) -> Generator[tuple[GenerationRequest, Generation]]:
+        """Yield requests with the program's answers, as the answers end (E4, E23).
+
+        The program has more requests than it answers at once, so that it begins the next one in the step after an
+        answer's end.
+        """
+        pending: dict[GenerationRequest, Future[Generation]] = {}
+        ended: SimpleQueue[GenerationRequest] = SimpleQueue()
+        try:
+            while True:
+                while len(pending) < self._most_pending(sampling) and (request := next_request()) is not None:
+                    pending[request] = self._submit(
+                        lambda asked=request: self._begin(asked, sampling)
+                    ).result()
+                    pending[request].add_done_callback(lambda _, asked=request: ended.put(asked))
+                if not pending:
+                    return
+                request = ended.get()
+                yield request, pending.pop(request).result()
+        finally:
+            for answer in pending.values():
+                answer.cancel()
 
     def load_draft(self, folder: Path) -> None:
         """Check the draft in ``folder``; the program reads it when it next decodes with a draft."""
@@ -237,14 +265,18 @@ class SubprocessEngine(Engine):
         self.check_schema(schema)
         return self._program(CaptureMode(schema))
 
-    def _generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
+    def _begin(self, request: GenerationRequest, sampling: SamplingParams) -> Future[Generation]:
         mode = self._decoding_mode(sampling.num_draft_tokens)
         longest, setting = self.limit(mode)
         what = f"a prompt with {counted(sampling.max_new_tokens, 'new token')}"
-        for prompt in prompts:
-            self._check_tokens(prompt, longest - sampling.max_new_tokens, setting, what)
-        process = self._program(mode)
-        return process.generate(prompts, sampling) if prompts else []
+        self._check_tokens(request.prompt, longest - sampling.max_new_tokens, setting, what)
+        return self._program(mode).generate(request, sampling)
+
+    def _most_pending(self, sampling: SamplingParams) -> int:
+        """Return how many requests the program may have; one until it runs."""
+        process = self._process
+        most = 1 if process is None else 2 * process.at_once
+        return min(most, sampling.concurrency or most)
 
     def _check_tokens(self, token_ids: Sequence[int], longest: int, setting: str, what: str) -> None:
         """Raise EngineError for tokens for which the program would crash, instead of refusing the request."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _LONGEST = 400
 """Largest number of characters of an error message that is sent."""
+_BEAT = -1
+"""Key of the task that sends ``alive``; requests have keys from 0 on."""
 _SETTLE_S = 1.0
 """Seconds to wait for a better reason than the first exception, such as the death of the program's child."""
 
@@ -48,7 +50,8 @@ class EngineLink(AbstractContextManager["EngineLink"]):
         self.device_type: str = order["device_type"]
         """Torch's type of the devices of the run's backend, such as ``cuda``."""
         self._peer_s: float = order["peer_s"]
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """Key of each request in progress -> the task that answers it."""
         self._failure: BaseException | None = None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
@@ -60,7 +63,10 @@ class EngineLink(AbstractContextManager["EngineLink"]):
         sys.exit(1)
 
     def ready(self, **fields: Any) -> None:
-        """Report that the program accepts requests; ``fields`` become ``EngineSubprocess.ready``."""
+        """Report that the program accepts requests; ``fields`` become ``EngineSubprocess.ready``.
+
+        The field ``at_once`` is the number of requests that the program answers at once.
+        """
         self._channel.send("ready", **fields)
 
     def report(self, message: str) -> None:
@@ -74,7 +80,7 @@ class EngineLink(AbstractContextManager["EngineLink"]):
         check: Callable[[], Awaitable[object]] | None = None,
         has_failed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Answer requests until the engine is gone; each request runs as a separate task.
+        """Answer requests until the engine is gone; each request runs as a separate task, which may be cancelled.
 
         A handler gets the fields of a request and returns the fields of the reply. If it raises DataError, the
         request is refused with a DataError. Any other exception ends ``serve`` if ``has_failed()`` is then true, and
@@ -83,30 +89,36 @@ class EngineLink(AbstractContextManager["EngineLink"]):
         """
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-        def begin(work: Coroutine[Any, Any, None]) -> None:
-            task = loop.create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(finished)
+        def begin(key: int, work: Coroutine[Any, Any, None]) -> None:
+            task = self._tasks[key] = loop.create_task(work)
+            task.add_done_callback(lambda task: finished(key, task))
 
-        def finished(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
+        def cancel(key: int) -> None:
+            if (task := self._tasks.get(key)) is not None:
+                task.cancel()
+
+        def finished(key: int, task: asyncio.Task[None]) -> None:
+            del self._tasks[key]
             if not task.cancelled() and (error := task.exception()) is not None:
                 self._failure = self._failure or error
                 ended.set()
 
         def read() -> None:
             for message in self._messages:
-                work = self._answer(message, handlers[message["kind"]], has_failed)
-                loop.call_soon_threadsafe(begin, work)
+                if message["kind"] == "cancel":
+                    loop.call_soon_threadsafe(cancel, message["key"])
+                else:
+                    work = self._answer(message, handlers[message["kind"]], has_failed)
+                    loop.call_soon_threadsafe(begin, message["key"], work)
             loop.call_soon_threadsafe(ended.set)
 
         threading.Thread(target=read, name="engine requests", daemon=True).start()
         if check is None:
             self._channel.keep_alive(self._peer_s)
         else:
-            begin(self._beat(check))
+            begin(_BEAT, self._beat(check))
         await ended.wait()
-        for task in self._tasks:
+        for task in list(self._tasks.values()):
             task.cancel()
         if self._failure is not None:
             await asyncio.sleep(_SETTLE_S)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Draft, TargetSpec
-    from spec_core.records import CaptureRequest, SamplingParams
+    from spec_core.records import CaptureRequest, GenerationRequest, SamplingParams
     from spec_kit.hosting import Fields, Mode
 
 
@@ -71,10 +71,8 @@ class RemoteProcess(EngineSubprocess):
     def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
         return self.ask("prefill", requests=[[r.request_id, r.destinations, r.input_ids] for r in requests])
 
-    def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
-        seeds = [sampling.prompt_seed(index) for index in range(len(prompts))]
-        answers = self.ask("decode", prompts=prompts, seeds=seeds, sampling=vars(sampling))
-        return answers.result()["answers"]
+    def decode(self, request: GenerationRequest, sampling: SamplingParams) -> Future[Fields]:
+        return self.ask("decode", prompt=list(request.prompt), seed=request.seed, sampling=vars(sampling))
 
     def acceptance(self) -> AcceptanceCounters:
         return AcceptanceCounters()

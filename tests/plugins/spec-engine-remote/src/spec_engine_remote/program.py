@@ -54,19 +54,11 @@ class Program:
 
     @torch.no_grad()
     def decode(self, message: Fields) -> Fields:
-        """Return the answers; each prompt has a seed of its own."""
-        sampling = message["sampling"]
+        """Return the answer to one request."""
+        sampling, ids, gaps = message["sampling"], list(message["prompt"]), []
         if sampling["top_p"] < 1:
             raise ValueError("top_p is not implemented")
-        generator = torch.Generator()
-        answers = []
-        for prompt, seed in zip(message["prompts"], message["seeds"], strict=True):
-            generator.manual_seed(seed)
-            answers.append(self._answer(prompt, sampling, generator))
-        return {"answers": answers}
-
-    def _answer(self, prompt: list[int], sampling: Fields, generator: torch.Generator) -> Fields:
-        ids, gaps = list(prompt), []
+        generator = torch.Generator().manual_seed(message["seed"])
         stops = self.ends if sampling["stop_at_eos"] else set()
         while len(gaps) < sampling["max_new_tokens"] and not (gaps and ids[-1] in stops):
             logits_V = self.model(torch.tensor([ids]), use_cache=False).logits[0, -1].double()
@@ -77,7 +69,7 @@ class Program:
             else:
                 distribution_V = (logits_V / sampling["temperature"]).softmax(-1)
                 ids.append(int(torch.multinomial(distribution_V, 1, generator=generator)))
-        return {"ids": ids[len(prompt) :], "gaps": gaps}
+        return {"ids": ids[len(message["prompt"]) :], "gaps": gaps}
 
 
 def main() -> None:
@@ -89,7 +81,7 @@ def main() -> None:
             """Keep the event loop free: the link reads on while the target computes."""
             return lambda message: asyncio.get_running_loop().run_in_executor(thread, handle, message)
 
-        link.ready()
+        link.ready(at_once=1)
         asyncio.run(link.serve({"prefill": on_thread(program.prefill), "decode": on_thread(program.decode)}))
         if program.exporter is not None:
             program.exporter.close()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
     from spec_core import Draft, ServingStatus, TargetSpec
-    from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
+    from spec_core.records import CaptureRequest, FeatureSchema, GenerationRequest, SamplingParams
     from spec_kit.drafting import Verdict
 
 
@@ -93,16 +93,15 @@ class LoadedDraft:
 def answer(
     target: Target,
     draft: LoadedDraft | None,
-    prompt: Sequence[int],
+    request: GenerationRequest,
     sampling: SamplingParams,
-    index: int,
     served: ServingStatus | None = None,
 ) -> Generation:
-    """Return the answer to the prompt of that index; ``served`` names the draft's version, if one was pushed."""
-    text = list(prompt)
+    """Return the answer to a request; ``served`` names the draft's version, if one was pushed."""
+    prompt, text = request.prompt, list(request.prompt)
     stops = target.spec.eos_token_ids if sampling.stop_at_eos else ()
     end = len(prompt) + sampling.max_new_tokens
-    generator = torch.Generator(target.device).manual_seed(sampling.prompt_seed(index))
+    generator = torch.Generator(target.device).manual_seed(request.seed)
     proposer = None if draft is None else draft.draft.proposer(draft.module, draft.ops)
     proposal, states_TNH, seen = Proposal(token_ids=()), None, 1
     verifications = [0] * (sampling.num_draft_tokens + 1)

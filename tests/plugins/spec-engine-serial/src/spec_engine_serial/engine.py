@@ -12,11 +12,17 @@ from spec_core.errors import ConfigError, EngineError
 from spec_core.records import AcceptanceCounters, Availability
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
     from spec_core import Draft, DraftReplica, EngineContext, FeatureSender, TargetSpec
-    from spec_core.records import CaptureRequest, FeatureSchema, Generation, SamplingParams
+    from spec_core.records import (
+        CaptureRequest,
+        FeatureSchema,
+        Generation,
+        GenerationRequest,
+        SamplingParams,
+    )
     from spec_engine_serial.decoding import LoadedDraft
     from spec_kit.weight_sync import UpdateReceiver
 
@@ -76,8 +82,12 @@ class SerialEngine(Engine):
         """E3: whatever goes wrong ends up in the future."""
         return self._submit(lambda: self._capture(requests, schema))
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        return self._submit(lambda: self._answers(prompts, sampling)).result()
+    def generate_unordered(
+        self, next_request: Callable[[], GenerationRequest | None], sampling: SamplingParams
+    ) -> Generator[tuple[GenerationRequest, Generation]]:
+        """E23: one request at a time keeps this engine busy."""
+        while (request := next_request()) is not None:
+            yield request, self._submit(lambda asked=request: self._answer(asked, sampling)).result()
 
     def load_draft(self, folder: Path) -> None:
         """E5: the new draft is whole before the old one is given up, with the updates that were meant for it."""
@@ -125,20 +135,17 @@ class SerialEngine(Engine):
             self._updates.close()
             self._updates = None
 
-    def _answers(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        return [self._answer(prompt, sampling, index) for index, prompt in enumerate(prompts)]
-
-    def _answer(self, prompt: Sequence[int], sampling: SamplingParams, index: int) -> Generation:
+    def _answer(self, request: GenerationRequest, sampling: SamplingParams) -> Generation:
         """U3, U9: a draft is exchanged between two prompts, and the answer names the one that it began with."""
         from spec_engine_serial.decoding import answer
 
         if not sampling.num_draft_tokens:
-            return answer(self._model, None, prompt, sampling, index)
+            return answer(self._model, None, request, sampling)
         if self._updates is None:
-            return answer(self._model, self._loaded(), prompt, sampling, index)
+            return answer(self._model, self._loaded(), request, sampling)
         with self._updates.unchanged() as served:
             draft = self._loaded()
-        return answer(self._model, draft, prompt, sampling, index, served)
+        return answer(self._model, draft, request, sampling, served)
 
     def _loaded(self) -> LoadedDraft:
         if self._draft is None:

@@ -16,7 +16,7 @@ KNOWN = {
     "max_prefill_tokens", "log_level", "random_seed", "mem_fraction_static", "disable_radix_cache",
     "disable_cuda_graph", "attention_backend", "enforce_disable_flashinfer_allreduce_fusion",
     "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps",
-    "speculative_eagle_topk", "speculative_num_draft_tokens", "stand_in_without_plugins",
+    "speculative_eagle_topk", "speculative_num_draft_tokens", "stand_in_without_plugins", "stand_in_pause_s",
 }  # fmt: skip
 
 
@@ -81,6 +81,9 @@ class Engine:
         if stream:
             return self._stream(rid, (rid, [input_ids], [sampling_params], 0))
         top = top_logprobs_num if return_logprob else 0
+        if isinstance(rid, str):
+            (answer,) = await self.ask(rid, ([rid], [input_ids], [sampling_params], top))
+            return answer
         return await self.ask(rid[0], (rid, input_ids, sampling_params, top))
 
     async def _stream(self, rid, message):

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import time
 import traceback
 from types import SimpleNamespace
 
@@ -55,9 +56,10 @@ class Scheduler:
             self.draft_worker = SimpleNamespace(draft_worker=SimpleNamespace(model_runner=runner))
 
     def get_internal_state(self, request):
-        return GetInternalStateReqOutput(internal_state={})
+        return GetInternalStateReqOutput(internal_state={"effective_max_running_requests_per_dp": 4})
 
     def run(self, names, prompts, samplings, top):
+        time.sleep(self.server_args.get("stand_in_pause_s", 0))
         if any(len(prompt) >= self.server_args["context_length"] - 6 for prompt in prompts):
             about = {"finish_reason": {"type": "abort", "message": "Input length exceeds the maximum"}}
             return [{"output_ids": [], "meta_info": about} for _ in prompts]
