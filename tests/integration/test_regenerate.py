@@ -11,55 +11,36 @@ from typing import Any
 
 import pytest
 
+from spec_core.errors import DataError
 from spec_trainer.cli.app import run
+from spec_trainer.cli.commands.regenerate import prepare_regeneration
+from spec_trainer.measure.regeneration.request import RegenerationRequest
 
-from ..chat_templates import byte_tokenizer
+from ..byte_chats import byte_chat_target, chat_rows
 from .launching import started, until
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-VOCAB = 260
-"""Bytes and four special tokens."""
 ROWS = 16
 
 
 @pytest.fixture(scope="module")
 def target(make_target: Callable[..., Path]) -> Path:
-    """A tiny Llama that speaks bytes, ends its turns about once in 30 tokens, and has a chat template."""
-    specials = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|pad|>"]
-    ends = [256 + specials.index("<|im_end|>"), *range(250, 256)]
-    folder = make_target("llama", vocab_size=VOCAB, eos_token_id=ends, initializer_range=0.1)
-    byte_tokenizer(specials, CHATML, "<|im_end|>").save_pretrained(folder)
-    return folder
+    return byte_chat_target(make_target)
 
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Conversations of one to three turns, some with a system prompt, and a few rows of text and of tokens."""
-    draw = random.Random(0)
-    rows: list[dict[str, Any]] = []
-    for number in range(ROWS):
-        turns = [{"role": "system", "content": "be brief"}] if number % 3 == 0 else []
-        for turn in range(draw.randint(1, 3)):
-            turns += [
-                {"role": "user", "content": f"{number} {turn}?"},
-                {"role": "assistant", "content": "old"},
-            ]
-        rows.append({"id": f"c{number}", "messages": turns[: -1 if number % 4 == 0 else None]})
-    rows[5] = {"text": "once upon"}
-    rows[9] = {"input_ids": [70, 71, 72, 73], "loss_mask": [0, 0, 1, 1]}
     file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file.write_text("".join(json.dumps(row) + "\n" for row in chat_rows(ROWS)))
     return file
 
 
 @pytest.fixture(scope="module")
 def words(target: Path, prompts: Path) -> Callable[..., list[str]]:
-    def build(output: Path, *more: object, seed: int = 3, longest: int = 24) -> list[str]:
-        fixed = ["--max-new-tokens", longest, "--batch", 5, "--seed", seed]
-        inputs = ["--target", target, "--data", prompts, "--output", output]
+    def build(
+        output: Path, *more: object, seed: int = 3, longest: int = 24, data: Path = prompts
+    ) -> list[str]:
+        fixed = ["--max-new-tokens", longest, "--seed", seed]
+        inputs = ["--target", target, "--data", data, "--output", output]
         return [str(word) for word in ("regenerate", *inputs, *fixed, *more)]
 
     return build
@@ -113,6 +94,13 @@ def test_greedy_answers_are_the_targets_own(
         assert whole[0].tolist() == row["input_ids"]
 
 
+def test_answers_are_prompts_again(words: Callable[..., list[str]], answered: Path, tmp_path: Path) -> None:
+    output = tmp_path / "again.jsonl"
+    for _ in range(2):  # the second time it reads its own lines
+        assert run(words(output, data=answered)) == 0
+    assert [row["row"] for row in rows_of(output)] == list(range(ROWS))
+
+
 def test_training_takes_the_answers(answered: Path, target: Path, tmp_path: Path) -> None:
     assert (
         run(
@@ -127,7 +115,7 @@ def test_training_takes_the_answers(answered: Path, target: Path, tmp_path: Path
 def test_killed_and_asked_to_stop_it_goes_on_to_the_same_file(
     words: Callable[..., list[str]], answered: Path, tmp_path: Path
 ) -> None:
-    """Killed at any moment, and in the middle of a line; asked to stop, it ends with whole batches."""
+    """Killed at any moment, and in the middle of a line; then asked to stop. Lines come as rows end."""
     output = tmp_path / "answers.jsonl"
     moments = random.Random(1)
     with started(words(output)) as child:
@@ -143,10 +131,21 @@ def test_killed_and_asked_to_stop_it_goes_on_to_the_same_file(
         child.send_signal(signal.SIGTERM)
         _, err = child.communicate(timeout=60)
     assert child.returncode == 130, err
-    assert re.search(r"batches left: \d+; the same command goes on there$", err.splitlines()[-1])
-    assert len(rows_of(output)) % 5 == 0
+    left = re.search(r"rows left: (\d+); the same command goes on there$", err.splitlines()[-1])
+    assert len(rows_of(output)) + int(left[1]) == ROWS
     assert run(words(output)) == 0
     assert output.read_text() == answered.read_text()
+
+
+def test_greedy_answers_are_the_same_however_many_rows_are_in_progress(
+    words: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    outputs = [tmp_path / f"{size}.jsonl" for size in (1, 3, 50)]
+    for output in outputs:
+        assert run(words(output, "--temperature", "0", f"engine.max_num_seqs={output.stem}")) == 0
+    first, *others = (output.read_text() for output in outputs)
+    assert [rows["row"] for rows in rows_of(outputs[0])] == list(range(ROWS))
+    assert others == [first, first]
 
 
 def test_done_it_says_so_and_starts_no_engine(
@@ -226,6 +225,18 @@ def test_a_row_that_cannot_be_answered_stops_it_before_the_start_or_is_left_out(
     assert [row["row"] for row in rows_of(tmp_path / "answers.jsonl")] == [0, 2]
 
 
+def test_data_that_change_under_way_are_noticed(target: Path, prompts: Path, tmp_path: Path) -> None:
+    data = tmp_path / "prompts.jsonl"
+    data.write_text(prompts.read_text())
+    output = Path("a.jsonl")
+    request = RegenerationRequest(target=str(target), data=str(data), output=output, max_new_tokens=8)
+    work = prepare_regeneration(request, [])
+    assert [row.number for row in work.rows({1, 2})] == [0, *range(3, ROWS)]
+    data.write_text(prompts.read_text() + '{"text": "one more"}\n')
+    with pytest.raises(DataError, match="has changed while it was answered"):
+        list(work.rows(()))
+
+
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
@@ -235,6 +246,7 @@ def test_a_row_that_cannot_be_answered_stops_it_before_the_start_or_is_left_out(
         (["engine.dtyp=float32"], "unknown key 'engine.dtyp' (did you mean 'dtype'?)"),
         (["train.lr=1"], "unknown section or key 'train'"),
         (["that"], "'that' is neither a command"),
+        (["--batch", "5"], "--batch"),
     ],
 )
 def test_bad_usage_is_one_line_and_makes_nothing(

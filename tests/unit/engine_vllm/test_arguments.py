@@ -31,8 +31,8 @@ def target(tiny_llama):
     return read_target(tiny_llama)
 
 
-def context(backend_type=CpuBackend, memory_fraction=None) -> EngineContext:
-    return EngineContext(backend=backend_type(CpuBackend.Config()), memory_fraction=memory_fraction)
+def context(backend_type=CpuBackend, **around) -> EngineContext:
+    return EngineContext(backend=backend_type(CpuBackend.Config()), **around)
 
 
 def drafting(load=1, **changes) -> SpeculativeMode:
@@ -152,7 +152,23 @@ def test_every_argument_of_ours_is_reserved_or_a_default(target) -> None:
     full = VllmConfig(kv_cache_bytes=1)
     for mode in (PlainMode(), drafting(), CAPTURING):
         ours = engine_arguments(full, target, context(GraphBackend, memory_fraction=0.5), mode).keys()
-        assert ours - RESERVED == {"max_num_seqs", "enable_prefix_caching"}
+        assert ours - RESERVED - {"max_num_seqs"} == {"enable_prefix_caching"}
+
+
+def test_vllm_chooses_how_many_answers_run_at_once_unless_logits_of_guesses_would_be_large(target) -> None:
+    plain, *others = (
+        engine_arguments(VllmConfig(), target, context(), mode)
+        for mode in (PlainMode(), drafting(), CAPTURING)
+    )
+    assert "max_num_seqs" not in plain
+    assert [arguments["max_num_seqs"] for arguments in others] == [256, 256]
+    assert [arguments["disable_log_stats"] for arguments in (plain, *others)] == [True, False, True]
+
+
+@pytest.mark.parametrize("may", [False, True])
+def test_prefixes_are_reused_only_where_they_may_be(target, may) -> None:
+    given = engine_arguments(VllmConfig(), target, context(reuse_prefixes=may), PlainMode())
+    assert given["enable_prefix_caching"] is may
 
 
 def test_a_target_that_sees_gets_images_and_no_cache_of_them(target, seeing_target) -> None:

@@ -103,6 +103,9 @@ class EngineContext:
     """The transport that the trainer in this process listens on; None if the trainer is another process."""
     memory_fraction: float | None = None
     """Share of each device's memory that the engine may take; None leaves it to the engine."""
+    reuse_prefixes: bool = False
+    """Whether an answer may use what was computed for another prompt with the same beginning. A measurement of speed
+    must not."""
     start_s: float = 600.0
     """Longest wait, in seconds, until the processes that the engine starts are ready."""
     peer_s: float = 120.0

@@ -12,7 +12,7 @@ from spec_core.records import MOST_IMAGES
 from spec_engine_vllm.guess_depths import SCHEDULER
 from spec_engine_vllm.serving_format import speculative_config
 from spec_engine_vllm.vllm_ranks import EXTENSION
-from spec_kit.hosting import CaptureMode, SpeculativeMode
+from spec_kit.hosting import CaptureMode, PlainMode, SpeculativeMode
 
 if TYPE_CHECKING:
     from spec_core import EngineContext, TargetSpec
@@ -25,7 +25,8 @@ FROZEN_TABLES = "spec_engine_vllm.frozen_tables.FrozenTables"
 """Extension of the workers of a vLLM that captures."""
 _CONNECTOR = "spec_engine_vllm.connector"
 _MOST_SEQUENCES = 256
-"""Default maximum number of sequences that run at once."""
+"""Default maximum number of sequences that run at once while vLLM captures or speculates. With vLLM's own default,
+1024 on large GPUs, the logits of all guesses would take gigabytes."""
 _KV_BYTES = 1 << 30
 """Size of the KV cache, in bytes, if nothing limits memory. vLLM's default would take most of the host's
 memory."""
@@ -63,16 +64,16 @@ def engine_arguments(config: VllmConfig, target: TargetSpec, context: EngineCont
         "skip_tokenizer_init": target.image_token_id is None,
         "max_model_len": longest(config, target, mode),
         "max_num_batched_tokens": config.batch_tokens,
-        "max_num_seqs": min(_MOST_SEQUENCES, config.batch_tokens),
         "tensor_parallel_size": config.tensor_parallel,
         "enable_chunked_prefill": True,
-        # Cached prefixes would make the second of two timed passes over the same prompts look fast.
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": context.reuse_prefixes,
         "enforce_eager": not capabilities.graph_capture if eager is None else eager,
         # The target's generation_config.json would change the sampling parameters.
         "generation_config": "vllm",
-        "disable_log_stats": False,  # the statistics include the acceptance counters
+        "disable_log_stats": True,
     }
+    if not isinstance(mode, PlainMode):
+        arguments["max_num_seqs"] = min(_MOST_SEQUENCES, config.batch_tokens)
     if isinstance(mode, CaptureMode):
         arguments["max_model_len"] += _DRAFTER_ROOM
     if context.memory_fraction is not None:
@@ -106,6 +107,7 @@ def _of_mode(config: VllmConfig, mode: Mode) -> Arguments:
             "speculative_config": config.draft_args | speculative_config(mode),
             "worker_extension_cls": EXTENSION,
             "scheduler_cls": SCHEDULER,
+            "disable_log_stats": False,  # the statistics include the acceptance counters
         }
     return {}
 

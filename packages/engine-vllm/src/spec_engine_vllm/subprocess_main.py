@@ -89,6 +89,7 @@ def _start(arguments: dict[str, Any]) -> Any:
     """Return vLLM's AsyncLLM. vLLM may fork, so this process must not have threads yet."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
     if (transfer := arguments.get("kv_transfer_config")) is not None:
@@ -98,7 +99,8 @@ def _start(arguments: dict[str, Any]) -> Any:
         arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": longest}
     if _may_draft(arguments) and hasattr(AsyncEngineArgs, _PER_REQUEST):
         arguments[_PER_REQUEST] = "summary"
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    # As for a batch of prompts, vLLM chooses how many sequences run at once.
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
 
 
 def _may_draft(arguments: dict[str, Any]) -> bool:

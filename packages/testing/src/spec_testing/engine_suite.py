@@ -381,7 +381,7 @@ class EngineSuite(ConformanceSuite):
     def test_e23_requests_are_taken_as_answers_end(
         self, engine: Engine, reference: ReferenceTarget, concurrency: int
     ) -> None:
-        """E13, E23: requests may depend on answers; the engine takes few ahead, and drops them when given to."""
+        """E13, E23: requests may depend on answers; few are taken ahead, and dropped if the iterator is closed."""
         assert_takes_requests_as_answers_end(engine, reference, concurrency)
 
     @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def refusal(capsys, *words: str) -> str:
 
 def test_the_flags_are_found():
     numbers = {flag for _, flag in flags(int, float)}
-    assert {"--restarts", "--seed", "--batch", "--temperature", "--timeout-s", "--bucket-bytes"} <= numbers
+    assert {"--restarts", "--seed", "--temperature", "--timeout-s", "--bucket-bytes"} <= numbers
     assert {"--of", "--to", "--transport", "--server"} == {flag for _, flag in flags(list[str])}
 
 

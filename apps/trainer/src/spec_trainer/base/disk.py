@@ -132,10 +132,20 @@ def remove(path: Path) -> None:
 
 def write_atomically(file: Path, text: str) -> None:
     """Write a file so that readers see the old or the new content. Raise RunError if the disk is full."""
+    with replacing(file) as stream:
+        stream.write(text.encode())
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[IO[bytes]]:
+    """Yield a new file, which replaces ``file`` at the end of the ``with`` block, but not after an error.
+
+    Raise RunError if the disk is full.
+    """
     scratch = file.with_name(f".{file.name.lstrip('.')}.{secrets.token_hex(8)}")
     try:
-        with scratch.open("x", encoding="utf-8") as stream:  # never through what somebody has put there
-            stream.write(text)
+        with scratch.open("xb") as stream:  # never through what somebody has put there
+            yield stream
         scratch.replace(file)
     except OSError as error:
         raise not_written(file, file.parent, error) from error

@@ -28,11 +28,15 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         total_steps: int | None,
         title: str = "training",
         note: Callable[[Mapping[str, Any]], str] | None = None,
+        unit: str = "step",
     ) -> None:
-        """Prepare the display. ``note`` formats a row of metrics; ``total_steps``: None if the end is unknown."""
+        """Prepare the display.
+
+        ``note`` formats a row of metrics; ``total_steps``: None if the end is unknown; ``unit``: the name of a step.
+        """
         self._total = total_steps
-        self._title = title
-        self._waiting = Waiting(f"{title}, first step")
+        self._title, self._unit = title, unit
+        self._waiting = Waiting(f"{title}, first {unit}")
         self._shown = ExitStack()
         self._note = note or step_note
         self._last_line_s = 0.0
@@ -53,13 +57,14 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         """Show the step number and the note of ``record``, a row of metrics."""
         note = self._note(record)
         self._bar.update(self._task, completed=record["step"], note=note)
-        self._waiting.begin(f"{self._title}, step {record['step'] + 1}{self._of_all}")
+        self._waiting.begin(f"{self._title}, {self._unit} {record['step'] + 1}{self._of_all}")
         now = time.monotonic()
         self._first = self._first or (record["step"], now)
         last = record["step"] == self._total
         if self._bar.disable and (last or now - self._last_line_s >= _LINE_EVERY_S):
             self._last_line_s = now
-            log.info("step %d%s %s%s", record["step"], self._of_all, note, self._left(record["step"], now))
+            left = self._left(record["step"], now)
+            log.info("%s %d%s %s%s", self._unit, record["step"], self._of_all, note, left)
 
     @property
     def _of_all(self) -> str:

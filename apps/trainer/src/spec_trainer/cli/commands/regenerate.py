@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import time
@@ -19,45 +20,46 @@ from spec_trainer.base.waiting import Waiting
 from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.configuration.engine_options import read_engine_options
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.sources import read_rows
 from spec_trainer.measure.regeneration.answer_file import AnswerFile, check_answer_file
 from spec_trainer.measure.regeneration.conversation import open_conversation
+from spec_trainer.measure.regeneration.row_requests import RowInProgress, RowRequests
 from spec_trainer.plan.images import prompt_image_rules
 from spec_trainer.training.wiring import create_engine
-from spec_trainer.workers.passes import answer_prompts, pass_seed, warm_up
+from spec_trainer.workers.passes import warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from spec_core import Engine, TargetSpec
     from spec_trainer.configuration.engine_options import EngineOptions
+    from spec_trainer.data.row_files import DataRow
     from spec_trainer.data.tokens import Encoder
     from spec_trainer.measure.regeneration.conversation import Conversation
     from spec_trainer.measure.regeneration.request import RegenerationRequest
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class PromptRow:
-    """A row of the data, and its index in the data; the target can answer the row."""
-
-    number: int
-    content: Mapping[str, Any]
+_WARM_UP_ROWS = 16
+"""Number of rows with which an engine warms up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regeneration:
-    """A checked request of ``spec-trainer regenerate``, with its engine options, target and rows."""
+    """A checked request of ``spec-trainer regenerate``, with its engine options, target and digest of the data."""
 
     request: RegenerationRequest
     options: EngineOptions
     target: TargetSpec
     encoder: Encoder
-    rows: list[PromptRow]
-    """The rows that can be answered."""
-    num_rows: int
-    """The number of all rows of the data, including rows that cannot be answered."""
-    data_digest: str
+    num_rows: int = 0
+    """The number of all rows of the data."""
+    left_out: frozenset[int] = frozenset()
+    """Indices of the rows that cannot be answered."""
+    data_digest: str = ""
+    """Digest of the rows and their images."""
+    rows_digest: str = ""
+    """Digest of the rows alone."""
 
     @property
     def longest(self) -> int:
@@ -69,6 +71,25 @@ class Regeneration:
         return open_conversation(
             content, self.encoder, self.target.eos_token_ids, self.longest, self.encoder.images.refused
         )
+
+    def num_left(self, answered: Collection[int]) -> int:
+        """Return how many rows can be answered and are not in ``answered``."""
+        return self.num_rows - len(self.left_out.union(answered))
+
+    def rows(self, answered: Collection[int]) -> Iterator[RowInProgress]:
+        """Read the data again, and yield the rows that can be answered and are not in ``answered``.
+
+        Raise DataError if the data has changed.
+        """
+        digest = _new_digest()
+        for number, source in enumerate(read_rows(self.request.data)):
+            digest.update(_bytes_of(source))
+            if number not in answered and number not in self.left_out:
+                yield RowInProgress(number, source.content, self.open(source.content))
+        if digest.hexdigest() != self.rows_digest:
+            raise DataError(
+                f"data {self.request.data!r} has changed while it was answered; begin a new output"
+            )
 
     @property
     def sampling(self) -> SamplingParams:
@@ -82,7 +103,7 @@ class Regeneration:
     def settings(self) -> dict[str, Any]:
         """All settings that the answers depend on, as a JSON-serializable dict."""
         request, sections = self.request, self.options.config
-        names = ("max_new_tokens", "temperature", "top_p", "seed", "batch", "drop_cut", "on_bad_row")
+        names = ("max_new_tokens", "temperature", "top_p", "seed", "drop_cut", "on_bad_row")
         return {
             "target_digest": self.target.digest,
             "data_digest": self.data_digest,
@@ -102,10 +123,12 @@ def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) 
     work = prepare_regeneration(request, words)
     about = {"target": str(work.target.folder), "data": request.data}
     with AnswerFile(request.output, work.settings, about) as file, StopRequest() as stop:
-        if file.next_row:
-            log.info("%s holds answers up to row %d of %d", file.path, file.next_row, work.num_rows)
-        figures = {"generated_tokens": 0} if file.complete else _answer_rest(work, file, stop)
-        counts = file.seal()
+        if file.rows:
+            log.info("%s holds the answers to %d of %d rows", file.path, len(file.rows), work.num_rows)
+        figures = {"generated_tokens": 0}
+        if not file.complete and work.num_left(file.rows):
+            figures = _answer_rest(work, file, stop)
+        counts = file.seal(drop_cut=request.drop_cut)
     return {"output": str(request.output), "rows": work.num_rows, **counts, **figures}
 
 
@@ -127,95 +150,80 @@ def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> 
         )
     images, chat = prompt_image_rules(options.engine_type, target), options.config.data
     encoder = Encoder(target.folder, target.vocab_size, chat, images, chat.media_root)
-    empty = Regeneration(
-        request=request, options=options, target=target, encoder=encoder, rows=[], num_rows=0, data_digest=""
-    )
-    work = _read_rows(empty)
+    work = _check_rows(Regeneration(request=request, options=options, target=target, encoder=encoder))
     check_answer_file(request.output, work.settings)
     return work
 
 
-def _read_rows(work: Regeneration) -> Regeneration:
-    """Parse every row once, so that a bad row is found before the engine starts."""
-    from spec_trainer.data.sources import read_rows
-
-    rows, num_rows, digest = [], 0, hashlib.blake2b(digest_size=16)
+def _check_rows(work: Regeneration) -> Regeneration:
+    """Parse every row once, so that a bad row is found before the engine starts; keep none of them."""
+    num_rows, left_out, rows, images = 0, set[int](), _new_digest(), _new_digest()
     for number, source in enumerate(read_rows(work.request.data)):
         num_rows += 1
-        with foreign_errors(DataError, f"{source.where}: the row cannot be written as JSON"):
-            digest.update(json.dumps(source.content, sort_keys=True, default=str).encode())
+        rows.update(_bytes_of(source))
         try:
             opened = work.open(source.content)
         except BadRow as bad:
             if work.request.on_bad_row == "error":
                 raise DataError(f"{source.where}: {bad} (--on-bad-row=skip leaves such rows out)") from bad
             log.warning("left out: %s: %s", source.where, bad)
+            left_out.add(number)
         else:
-            digest.update("".join(image.digest for image in opened.sources).encode())
-            rows.append(PromptRow(number, source.content))
-    if not rows:
+            images.update("".join(image.digest for image in opened.sources).encode())
+    if len(left_out) == num_rows:
         raise DataError(f"data {work.request.data!r} holds no row that can be answered")
-    return replace(work, rows=rows, num_rows=num_rows, data_digest=digest.hexdigest())
+    return replace(
+        work,
+        num_rows=num_rows,
+        left_out=frozenset(left_out),
+        rows_digest=rows.hexdigest(),
+        data_digest=f"{rows.hexdigest()}-{images.hexdigest()}",
+    )
+
+
+def _new_digest() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=16)
+
+
+def _bytes_of(source: DataRow) -> bytes:
+    with foreign_errors(DataError, f"{source.where}: the row cannot be written as JSON"):
+        return json.dumps(source.content, sort_keys=True, default=str).encode()
 
 
 def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dict[str, Any]:
-    """Answer all rows that the output file lacks, batch by batch; return figures for the document.
+    """Answer all rows that the output file lacks; return figures for the document.
 
-    The row number decides to which batch a row belongs, so that an interrupted batch is answered again as a
-    whole. This matters because an answer depends on the position of its prompt in the batch.
+    A row is written when its last turn is answered. So an interruption loses the rows in progress.
     """
-    batches = _batches(work, file.next_row)
+    requests, sampling = RowRequests(work.rows(file.rows), work.request.seed), work.sampling
+    total = num_left = work.num_left(file.rows)
     num_tokens = 0
-    progress = StepProgress(len(batches), "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s")
-    with _started_engine(work) as engine, progress:
+    progress = StepProgress(total, "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s", "row")
+    with _started_engine(work, file.rows) as engine, progress:
         started = time.monotonic()
-        for done, (batch, rows) in enumerate(batches.items()):
-            if stop.requested:
-                raise Interrupted(
-                    f"interrupted; batches left: {len(batches) - done}; the same command goes on there"
-                )
-            answered = answer_batch(engine, rows, work, batch)
-            num_tokens += sum(conversation.num_generated for conversation in answered)
-            file.append(
-                conversation.row(row.number, row.content)
-                for row, conversation in zip(rows, answered, strict=True)
-                if row.number >= file.next_row and not (work.request.drop_cut and conversation.was_cut)
-            )
-            progress.show({"step": done + 1, "tokens_per_s": num_tokens / (time.monotonic() - started)})
+        for request, answer in engine.generate_unordered(requests.next_request, sampling):
+            whole = answer.up_to(work.target.eos_token_ids)
+            num_tokens += len(whole.token_ids)
+            if (row := requests.take(request, whole, sampling.max_new_tokens)) is not None:
+                file.append(row.conversation.row(row.number, row.content))
+                num_left -= 1
+                rate = num_tokens / (time.monotonic() - started)
+                progress.show({"step": total - num_left, "tokens_per_s": rate})
+            if stop.requested and num_left:
+                raise Interrupted(f"interrupted; rows left: {num_left}; the same command goes on there")
         seconds = time.monotonic() - started
     return {"generated_tokens": num_tokens, "tokens_per_s": round(num_tokens / seconds, 1)}
 
 
 @contextmanager
-def _started_engine(work: Regeneration) -> Iterator[Engine]:
+def _started_engine(work: Regeneration, answered: Collection[int]) -> Iterator[Engine]:
     """Yield an engine that has decoded a few tokens, because some engines start only with their first prompt."""
     options = work.options
-    with engine_output_kept(options.engine_type), create_engine(options, work.target) as engine:
+    with (
+        engine_output_kept(options.engine_type),
+        create_engine(options, work.target, reuse_prefixes=True) as engine,
+    ):
         with Waiting(f"starting engine {engine.name}"):
-            warm_up(engine, [work.open(work.rows[0].content).prompt], work.sampling)
+            first = itertools.islice(work.rows(answered), _WARM_UP_ROWS)
+            warm_up(engine, [row.conversation.prompt for row in first], work.sampling)
         yield engine
-
-
-def _batches(work: Regeneration, next_row: int) -> dict[int, list[PromptRow]]:
-    """Return batch number -> rows of the batch, from the batch that contains ``next_row`` on."""
-    batches: dict[int, list[PromptRow]] = {}
-    for row in work.rows:
-        batch = row.number // work.request.batch
-        if batch >= next_row // work.request.batch:
-            batches.setdefault(batch, []).append(row)
-    return batches
-
-
-def answer_batch(
-    engine: Engine, rows: Sequence[PromptRow], work: Regeneration, batch: int
-) -> list[Conversation]:
-    """Answer all turns of ``rows``: the first turn of all rows together, then the second turn, and so on."""
-    conversations = [work.open(row.content) for row in rows]
-    turn = 0
-    while asking := [conversation for conversation in conversations if conversation.prompt]:
-        sampling = replace(work.sampling, seed=pass_seed(work.request.seed, batch, turn))
-        answers = answer_prompts(engine, [conversation.prompt for conversation in asking], sampling)
-        for conversation, answer in zip(asking, answers, strict=True):
-            conversation.take(answer.token_ids, sampling.max_new_tokens)
-        turn += 1
-    return conversations

@@ -1,4 +1,4 @@
-"""AnswerFile is the output file of ``regenerate``, to which whole lines are appended.
+"""AnswerFile is the output file of ``regenerate``, to which whole lines are appended, and which is sorted at the end.
 
 ``FILE.jsonl.meta.json`` has the settings of the answers in ``FILE.jsonl``.
 """
@@ -6,23 +6,37 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
+import re
+import time
 from contextlib import ExitStack
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.resource import Resource
-from spec_trainer.base.disk import check_own, check_writable, lock_file, open_own, write_atomically
+from spec_trainer.base.disk import (
+    check_own,
+    check_writable,
+    lock_file,
+    open_own,
+    replacing,
+    write_atomically,
+)
 from spec_trainer.configuration.chat import meta_of_answers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 FORMAT = "spec-trainer answers 1"
 
+_ROW = re.compile(rb'"row": (\d+)}\n')
+"""The end of an answer's line: the index of its row in the data."""
+_SYNC_EVERY_S = 5.0
+"""Time between two calls of fsync, without which answers could be lost if the machine fails."""
+_LONGEST_END = 40
+"""Largest length of such an end."""
 _CUT = b'"finish_reason": "length"'
 """Text in the line of a cut answer. It occurs nowhere else, because quotes within a JSON string are escaped."""
 
@@ -47,32 +61,61 @@ class AnswerFile(Resource):
             lock_file(self._file, f"output {path} is being written by another command")
             self.complete = _size(path) > 0 and _meta(path)["result"].get("bytes") == _size(path)
             """Whether all rows of the data are answered."""
-            self.next_row = _first_missing_row(path, self._file)
-            """Index of the first row of the data that is not answered."""
-            if self.next_row == 0:
+            self.rows = {number for number, _, _ in self._lines()}
+            """Indices of the rows of the data that are answered."""
+            if not self.rows:
                 self._write_meta({})
+            self._synced_s = time.monotonic()
             stack.pop_all()
 
-    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append answers and fsync the file."""
-        lines = [json.dumps(row, default=str) + "\n" for row in rows]
-        self._file.write("".join(lines).encode())
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append an answer, which survives if this process is killed; ``row`` is its last key."""
+        self._file.write(json.dumps(row, default=str).encode() + b"\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if time.monotonic() - self._synced_s >= _SYNC_EVERY_S:
+            os.fsync(self._file.fileno())
+            self._synced_s = time.monotonic()
 
-    def seal(self) -> dict[str, int]:
-        """Write into ``.meta.json`` that all rows are answered; return the numbers of rows and of cut answers."""
-        self._file.seek(0)
-        counts = {"rows_written": 0, "rows_cut": 0}
-        for line in self._file:
-            counts["rows_written"] += 1
-            counts["rows_cut"] += _CUT in line
+    def seal(self, *, drop_cut: bool = False) -> dict[str, int]:
+        """Sort the answers by row, and write into ``.meta.json`` that all rows are answered.
+
+        Return the numbers of rows and of cut answers. ``drop_cut``: leave rows with a cut answer out.
+        """
+        lines = list(self._lines())
+        kept = sorted(line for line in lines if not (drop_cut and line[2]))
+        if kept != lines:
+            with replacing(self.path) as stream:
+                for _, place, _ in kept:
+                    self._file.seek(place)
+                    stream.write(self._file.readline())
+                stream.flush()
+                os.fsync(stream.fileno())
+        counts = {"rows_written": len(kept), "rows_cut": sum(is_cut for _, _, is_cut in kept)}
         self._write_meta({**counts, "bytes": _size(self.path)})
         return counts
 
     def close(self) -> None:
         """Close and unlock the file."""
         self._file.close()
+
+    def _lines(self) -> Iterator[tuple[int, int, bool]]:
+        """Yield each answer's row, its place in the file and whether it is cut.
+
+        An incomplete last line, which a crash may have left, is removed. Raise ArtifactError for a line that is no
+        answer.
+        """
+        self._file.seek(0)
+        place = 0
+        for number, line in enumerate(self._file, 1):
+            if not line.endswith(b"\n"):
+                self._file.truncate(place)
+                return
+            if (found := _ROW.search(line, max(0, len(line) - _LONGEST_END))) is None:
+                raise ArtifactError(
+                    f"output {self.path}: line {number} is no answer; remove it, or choose another file"
+                )
+            yield int(found[1]), place, _CUT in line
+            place += len(line)
 
     def _write_meta(self, result: Mapping[str, int]) -> None:
         write_atomically(
@@ -121,20 +164,3 @@ def _meta(path: Path) -> dict[str, dict[str, Any]]:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _first_missing_row(path: Path, file: IO[bytes]) -> int:
-    """Return the index of the row after the last answer.
-
-    An incomplete last line, which a crash may have left, is removed.
-    """
-    size = os.fstat(file.fileno()).st_size
-    if not size:
-        return 0
-    with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
-        end = content.rfind(b"\n") + 1
-        last = content[content.rfind(b"\n", 0, max(0, end - 1)) + 1 : end]
-    file.truncate(end)
-    problem = f"output {path}: its last line is no answer; remove it, or choose another file"
-    with foreign_errors(ArtifactError, problem):
-        return int(json.loads(last)["row"]) + 1 if last else 0

@@ -74,13 +74,13 @@ class Conversation(ABC):
     def row(self, number: int, original: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answered row as training data, with further keys of the row ``original``.
 
-        ``number``: index of the row in the data.
+        ``number``: index of the row in the data, which is the last key.
         """
         mask = [0] * len(self.input_ids)
         for start, stop in self.spans:
             mask[start:stop] = [1] * (stop - start)
         images = written_images(self.images())
-        replaced = {*_ROW_KEYS, *(ROW_KEYS if images else ())}
+        replaced = {*_ROW_KEYS, *(ROW_KEYS if images else ()), "row"}
         return {
             **{key: value for key, value in original.items() if key not in replaced and value is not None},
             **self.text_form(),

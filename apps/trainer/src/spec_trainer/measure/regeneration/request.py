@@ -31,8 +31,6 @@ class RegenerationRequest:
     """Sample from the most likely tokens that together have this probability."""
     seed: int = 0
     """Seed of sampling."""
-    batch: int = 64
-    """Number of rows that the engine answers at once; their answers are written together."""
     drop_cut: bool = False
     """Leave out rows with an answer that was cut at max-new-tokens."""
     on_bad_row: Literal["error", "skip"] = "error"
@@ -40,7 +38,7 @@ class RegenerationRequest:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a value out of its range, or an output that training cannot read."""
-        for name, least in (("max_new_tokens", 1), ("temperature", 0), ("seed", 0), ("batch", 1)):
+        for name, least in (("max_new_tokens", 1), ("temperature", 0), ("seed", 0)):
             value = getattr(self, name)
             if not least <= value < float("inf"):
                 raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")
