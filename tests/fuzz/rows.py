@@ -136,7 +136,7 @@ def _bomb(file: Path, draw: random.Random) -> str:
         file.write_bytes(gzip.compress(unit[how].encode() * 100, 1))
     elif file.suffix == ".gz":
         packed = gzip.compress(json.dumps(_chat(draw)).encode() + b"\n")
-        file.write_bytes(packed * 20_000 if how == "members" else gzip.compress(packed))
+        file.write_bytes(packed * 300 if how == "members" else gzip.compress(packed))
     else:
         how = how if how in unit else "text"
         _write_text(file, unit[how] * draw.choice([1, 20]))
