@@ -1,6 +1,7 @@
 """A copy of a target has its own regular files, and nothing that lies elsewhere."""
 
 import os
+import re
 
 import pytest
 
@@ -68,3 +69,13 @@ def test_link_to_nothing_is_refused(target, tmp_path, to):
 
 def test_output_inside_the_target_is_refused(target):
     assert "lies in the target's folder" in refusal(target, target / "copy")
+
+
+def test_a_sparse_file_larger_than_the_disk_is_refused_before_anything_is_copied(target, tmp_path):
+    with (target / "vast").open("wb") as stream:
+        stream.truncate(1 << 43)
+    line = refusal(target, tmp_path / "copy")
+    assert re.search(
+        rf"takes 8796\d+ bytes \({target}/vast 8796093022208\), and \d+ are free where it is to lie", line
+    )
+    assert not (tmp_path / "copy").exists()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spec_core.errors import TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -17,11 +17,12 @@ def copy_target(target: Path, output: Path) -> None:
     """Copy the files of the folder ``target`` into ``output``, a new folder. A link becomes a file.
 
     Raise TargetError, before anything is written, if ``output`` lies in ``target``, or if ``target`` has a pipe, a
-    device, a link to a folder or a link out of it. Links of the hub's cache into its folder ``blobs`` are
-    followed.
+    device, a link to a folder or a link out of it, or if the disk of ``output`` has too little room for the copy.
+    Links of the hub's cache into its folder ``blobs`` are followed.
     """
     check_outside(target, output)
     files = list(_files(target, target))
+    _check_room(target, files, output)
     for file in files:
         copied = output / file.relative_to(target)
         copied.parent.mkdir(parents=True, exist_ok=True)
@@ -33,6 +34,19 @@ def check_outside(target: Path, output: Path) -> None:
     if output.resolve().is_relative_to(target.resolve()):
         raise TargetError(
             f"output {output} lies in the target's folder {target}; choose a folder outside of it"
+        )
+
+
+def _check_room(target: Path, files: Sequence[Path], output: Path) -> None:
+    """Raise TargetError if the disk does not hold a copy; a sparse file takes no room until it is copied."""
+    there = next(folder for folder in output.absolute().parents if folder.is_dir())
+    sizes = {file: file.stat().st_size for file in files}
+    needed, free = sum(sizes.values()), shutil.disk_usage(there).free
+    if needed > free:
+        largest = max(sizes, key=sizes.__getitem__)
+        raise TargetError(
+            f"a copy of target {target} takes {needed} bytes ({largest} {sizes[largest]}), and {free} are free where "
+            "it is to lie; make room, or choose an output on another disk"
         )
 
 
