@@ -8,6 +8,7 @@ comparison of two nested lists. So the kernel limits both, for the child as a wh
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import selectors
 import signal
@@ -31,6 +32,8 @@ BYTES = 1 << 30
 """Bytes that one rendering may add to the memory that the process has when it starts."""
 CHARACTERS = 1 << 24
 """Largest number of characters of one rendering; a million tokens have some four million."""
+_OWN_CHARACTERS, _TIMES = 1 << 18, 8
+"""A rendering may have so many characters of the template's own, and so many times those of what is rendered."""
 MOST_OVER = 5
 """Number of renderings over a limit after which the template is given up, whatever ``data.on_bad_row`` says."""
 _LONGEST_S = 120.0
@@ -64,7 +67,8 @@ class RenderProcess:
         is not a valid template, and RunError if the machine does not let the child work.
         """
         self._start()
-        answer = self._answer(seconds=SECONDS, bytes=BYTES, characters=CHARACTERS, arguments=arguments)
+        limits = {"seconds": SECONDS, "bytes": BYTES, "characters": _most_characters(arguments)}
+        answer = self._answer(**limits, arguments=arguments)
         if answer["kind"] == "unreadable":
             raise TemplateUnreadable(answer["line"], answer["problem"])
         if answer["kind"] == "refused":
@@ -148,6 +152,12 @@ class RenderProcess:
             self._process.wait()
             self._channel.close()
         self._process = None
+
+
+def _most_characters(arguments: Mapping[str, Any]) -> int:
+    """Return the largest number of characters of a rendering, so that no template makes much of a little."""
+    rendered = json.dumps({**arguments, "chat_template": None})
+    return min(CHARACTERS, _OWN_CHARACTERS + _TIMES * len(rendered))
 
 
 @cache
