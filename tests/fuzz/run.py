@@ -141,7 +141,7 @@ def _wait(running: dict[int, Running]) -> tuple[Running, int, int]:
 def _found(one: Running, code: int, out: str, err: str, bytes_used: int) -> list[str]:
     found = cases.violations(one.case, code, out, err)
     found += cases.changes(one.case, one.before)
-    if bytes_used > LARGEST_BYTES:
+    if bytes_used > _own_bytes() + LARGEST_BYTES:
         found.append(f"more than {LARGEST_BYTES >> 30} GiB")
     if os.listdir(one.temporary):
         found.append("a temporary file is left")
@@ -150,6 +150,11 @@ def _found(one: Running, code: int, out: str, err: str, bytes_used: int) -> list
     for end in (".out", ".err"):
         one.output.with_suffix(end).unlink()
     return found
+
+
+def _own_bytes() -> int:
+    """Return the bytes of memory that this process has, with which each case begins."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _left_running(running: set[int]) -> list[str]:
