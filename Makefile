@@ -76,7 +76,7 @@ test-templates: $(TEMPLATES)/fetched ## what is trained under 858 chat templates
 	SPEC_TEST_TEMPLATES=$(TEMPLATES) $(BIN)/pytest tests/templates
 
 test-agents: $(ENGINES)/installed $(TARGETS)/fetched $(TEMPLATES)/fetched ## conversations of agents beside what a real vLLM saw of them; needs npm
-	SPEC_TEST_TARGETS=$(TARGETS) SPEC_TEST_TEMPLATES=$(TEMPLATES) $(ENGINES)/bin/pytest tests/engines/test_vllm_agents.py
+	SPEC_TEST_TARGETS=$(TARGETS) SPEC_TEST_TEMPLATES=$(TEMPLATES) $(ENGINES)/bin/pytest tests/engines/test_vllm_agents.py tests/engines/test_vllm_templates.py
 
 test-chaos: install ## kills and stops of every process of a run, and damage to its files: some minutes
 	$(BIN)/python -m tests.integration.chaos --placement inline

@@ -1,8 +1,6 @@
 """Prompts are the token ids that vLLM's own chat endpoints make of the same conversations."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from spec_trainer.configuration.chat import PromptConfig
 from spec_trainer.data.prompts import load_prompts
 
 from ..chat_templates import CONVERSATIONS, READS_PARTS, THINKING, thinking_tokenizer
-from .vllm_here import needs_vllm
+from .vllm_here import needs_vllm, tokenized
 
 pytestmark = needs_vllm
 
@@ -35,13 +33,6 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-def tokenized(target: Path, requests: list[dict]) -> list[list[int]]:
-    command = [sys.executable, Path(__file__).with_name("vllm_tokenize.py"), target]
-    done = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [answer["tokens"] for answer in json.loads(done.stdout.splitlines()[-1])]
-
-
 def test_prompts_are_what_the_chat_endpoint_makes_of_them(target: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     answer = {"role": "assistant", "content": "What comes before the last answer is the prompt."}
@@ -58,6 +49,6 @@ def test_prompts_are_what_the_chat_endpoint_makes_of_them(target: Path, tmp_path
     ours = [
         prompt for chat in formats for prompt in load_prompts(file, target, VOCAB, 512, PromptConfig(**chat))
     ]
-    assert ours == tokenized(target, requests)
+    assert ours == [answer["tokens"] for answer in tokenized(target, requests)]
     number = len(CONVERSATIONS)
     assert ours[:number] == ours[number : 2 * number] != ours[2 * number : 3 * number] != ours[3 * number :]

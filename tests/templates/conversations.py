@@ -27,6 +27,7 @@ SHAPES = {
     "plain": "user answer",
     "system": "system user answer",
     "several turns": "user answer user answer user answer",
+    "system, several turns": "system user answer user answer user answer",
     "reasoning": "user thought+answer",
     "earlier reasoning": "user thought+answer user thought+answer",
     "call, content empty": "user call+empty tool answer",
@@ -34,7 +35,9 @@ SHAPES = {
     "text before the call": "user call+answer tool answer",
     "parallel calls": "user call+call tool tool answer user answer",
     "agent chain": "user thought+call+empty tool thought+call+empty tool thought+answer user thought+answer",
+    "calls and questions": "user call+empty tool answer user thought+call+answer tool thought+answer",
     "answer opens": "answer user answer",
+    "system, answer opens": "system answer user answer",
     "empty answer": "user empty user answer",
 }
 """Name -> the messages, each as the parts that it has, joined by ``+``."""
@@ -61,7 +64,7 @@ def _message(index: int, parts: list[str]) -> Message:
     if "answer" in parts or "empty" in parts:
         message["content"] = f"answer{index}mark" if "answer" in parts else ""
     if "thought" in parts:
-        message["reasoning_content"] = f"thought{index}mark"
+        message["reasoning"] = f"thought{index}mark"
     if "call" in parts:
         message["tool_calls"] = [_call(index, number) for number in range(parts.count("call"))]
     return message
@@ -75,7 +78,7 @@ def _call(index: int, number: int) -> dict[str, Any]:
 
 def marks(message: Message) -> list[str]:
     """The texts of one message that a template may write: content, thought and arguments."""
-    found = [message.get("content"), message.get("reasoning_content"), *arguments(message)]
+    found = [message.get("content"), message.get("reasoning"), *arguments(message)]
     return [text for text in found if text]
 
 

@@ -108,24 +108,27 @@ class Judge:
         elif not own and not marks(answer.message):
             self.notes.add("the empty answer is context")
         elif own and answer.opens:
-            self._check_opening(own[0])
+            self._check_opening(answer, own[0])
         elif own and answer.prompt is not None and answer.after is not None:
             self._check_span(answer, own[0], answer.prompt, answer.after)
 
-    def _reply(self) -> str:
-        """The opening answer as a server generates it behind a question; empty if unknown."""
+    def _reply(self, answer: Answer) -> str:
+        """An opening answer as a server generates it behind a question; empty if unknown."""
         prompt, after = self.server.render(_PLAIN[:1], prompt=True), self.server.render(_PLAIN)
         if not (prompt and after and after.startswith(prompt)):
             return ""
-        return after.removeprefix(prompt).replace("answer1mark", "answer0mark")
+        return after.removeprefix(prompt).replace("answer1mark", answer.message["content"])
 
     def _opens_as_replied(self, answer: Answer) -> bool:
         """True if the template writes an opening answer as it writes a reply."""
-        return self._reply() in (answer.after or "")
+        reply, after = self._reply(answer), answer.after or ""
+        return (
+            reply in after if answer.message is self.messages[0] else after == (answer.prompt or "") + reply
+        )
 
-    def _check_opening(self, span: Span) -> None:
+    def _check_opening(self, answer: Answer, span: Span) -> None:
         """An answer that opens a conversation supervises the same text as behind a question."""
-        if expected := self._reply():
+        if expected := self._reply(answer):
             text = span.text if self.specials.search(expected) else self.specials.sub("", span.text)
             if _bare(text) not in _bare(expected):
                 self.breaks.append(f"an opening answer supervises {text[:60]!r} for {expected[:60]!r}")

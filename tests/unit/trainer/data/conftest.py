@@ -20,7 +20,7 @@ from ....chat_templates import CHATML, stretches
 
 SPECIALS = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|message|>", "<|end|>", "<|return|>",
-    "<|user|>", "<|assistant|>", "<s>", "</s>",
+    "<|user|>", "<|assistant|>", "<s>", "</s>", "<turn|>",
 ]  # fmt: skip
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.",

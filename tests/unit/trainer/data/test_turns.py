@@ -198,6 +198,15 @@ def test_text_that_a_template_writes_after_the_last_answer_is_refused(load):
         load({"messages": [QUESTION, ANSWER]}, template=guard)
 
 
+def test_text_after_the_last_answer_that_only_rows_with_tools_have_refuses_these(load, supervised):
+    asks = TURN + "{{ m.content }}<|im_end|>\n{% endfor %}{% if tools %}Name an action.\n{% endif %}" + PROMPT
+    rows = [{"messages": [QUESTION, ANSWER]} | tools for tools in ({"tools": [{"type": "function"}]}, {})]
+    for order in (rows, rows[::-1]):
+        dataset = load(*order, template=asks, on_bad_row="skip")
+        assert supervised(*dataset.train) == "It is 12.<|im_end|>"
+        assert "text of its own after the last answer" in str(dataset.report)
+
+
 def test_calls_that_a_template_does_not_write_are_not_learnt_as_an_end(load, supervised):
     dataset = load({"messages": [QUESTION, call(content="I look."), RESULT, ANSWER]}, template=TEXT_ALONE)
     assert supervised(*dataset.train) == "It is 12.<|im_end|>"

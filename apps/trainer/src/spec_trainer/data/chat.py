@@ -14,10 +14,10 @@ from spec_core.errors import DataError
 from spec_trainer.data.end_of_turn import EndTokens
 from spec_trainer.data.errors import BadRow, row_errors
 from spec_trainer.data.image_parts import count_images
-from spec_trainer.data.layout import Layout
+from spec_trainer.data.layout import PLACEHOLDER, Layout
 from spec_trainer.data.render_process import OverLimit, TemplateUnreadable, render_process
 from spec_trainer.data.rows import Chat
-from spec_trainer.data.served_messages import served_messages, served_tool
+from spec_trainer.data.served_messages import in_parts, loops_over_parts, served_messages, served_tool
 from spec_trainer.data.turns import Turn, TurnFinder, samples_of
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ _TODAY = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 # Some templates write today's date into the system prompt. Samples must not change overnight, or a run could not
 # be resumed; this is the date that Llama 3's template itself falls back to.
 _FIXED_DATE = date(2024, 7, 26)
+_PROMPTS = ("system", "developer")
+_PART = {"type": "text", "text": PLACEHOLDER}
+_LIST = re.compile(rf"""['"]text['"]: *['"]{PLACEHOLDER}""")
+"""A part as Python or JSON writes it."""
 _USUAL = [{"role": role, "content": "x"} for role in ("user", "assistant")] * 3
 
 
@@ -65,8 +69,9 @@ class ChatRenderer:
         """Use the chat template and variables of ``config``; by default the template of ``tokenizer``."""
         self._tokenizer = tokenizer
         self._config = config
-        self._layouts: dict[str, Layout] = {}
-        self._usual: dict[str, Known] = {}
+        self._layouts: dict[tuple[str, bool], Layout] = {}
+        self._usual: dict[tuple[str, bool, bool], Known] = {}
+        self._part_roles: dict[tuple[str, bool], set[str]] = {}
         added = tokenizer.added_tokens_decoder.values()
         self._end_tokens = EndTokens(
             {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
@@ -146,11 +151,11 @@ class ChatRenderer:
             raise BadRow(
                 "the chat template writes text of its own after the last answer, as for a judge of answers"
             )
-        usual = self._usual_turns(self._template(chat)) if len(indices) > 1 else {}
+        usual = self._usual_turns(chat) if len(indices) > 1 else {}
         finder = replace(self._finder(chat, whole), usual=usual)
         found: list[Turn] = []
         for index, turn in zip(indices, finder.turns(indices), strict=True):
-            if turn is None and index > 0:
+            if turn is None and not all(message["role"] in _PROMPTS for message in chat.messages[:index]):
                 raise BadRow("assistant turn not found in the rendered conversation", _way_out(chat, index))
             found += [turn] if turn and finder.is_written(turn) else []
         return found, (UNWRITTEN,) if len(found) < len(indices) else ()
@@ -158,19 +163,30 @@ class ChatRenderer:
     def _finder(self, chat: Chat, whole: str) -> TurnFinder:
         return TurnFinder(chat.messages, whole, self._try_render(chat), self._layout(chat), self._end_tokens)
 
-    def _usual_turns(self, template: str) -> Known:
-        """Return what a fixed example conversation shows about turns with the same text around them."""
-        if template not in self._usual:
-            chat = Chat(_USUAL)
-            text = self._try_render(chat)(chat.messages, False) if self._template(chat) == template else None
-            self._usual[template] = self._finder(chat, text).known(chat.answers) if text else {}
-        return self._usual[template]
+    def _usual_turns(self, chat: Chat) -> Known:
+        """Return what a fixed example conversation shows about turns with the same text around them.
+
+        It has tools and a system prompt if ``chat`` does; templates may move these as the conversation goes on.
+        """
+        prompts = [
+            {**message, "content": "x"} for message in chat.messages[:1] if message["role"] in _PROMPTS
+        ]
+        key = (*self._form(chat), bool(prompts))
+        if key not in self._usual:
+            example = Chat([*prompts, *_USUAL], chat.tools)
+            text = self._try_render(example)(example.messages, False)
+            self._usual[key] = self._finder(example, text).known(example.answers) if text else {}
+        return self._usual[key]
 
     def _layout(self, chat: Chat) -> Layout:
-        template = self._template(chat)
-        if template not in self._layouts:
-            self._layouts[template] = Layout.of(self._try_render(chat), self._end_tokens)
-        return self._layouts[template]
+        key = self._form(chat)
+        if key not in self._layouts:
+            self._layouts[key] = Layout.of(self._try_render(chat), self._end_tokens)
+        return self._layouts[key]
+
+    def _form(self, chat: Chat) -> tuple[str, bool]:
+        """Return what the layout depends on; templates may write other text if there are tools."""
+        return self._template(chat), bool(chat.tools)
 
     def _try_render(self, chat: Chat) -> Render:
         def render(messages: Sequence[dict[str, Any]], prompt: bool) -> str | None:
@@ -183,9 +199,29 @@ class ChatRenderer:
 
         return render
 
+    def _roles_in_parts(self, chat: Chat) -> set[str]:
+        """Return the roles whose texts the template gets as a list of one part, as from vLLM.
+
+        Some templates read parts of one role, and write the list itself for another, or drop it.
+        """
+        key = self._form(chat)
+        if key not in self._part_roles:
+            # Kept from the start: the question beside a probe is rendered as was found for users.
+            found = self._part_roles[key] = set()
+            for role in ("user", "system", "developer", "assistant") if loops_over_parts(key[0]) else ():
+                found |= {role} if self._reads_part(chat, role) else set()
+        return self._part_roles[key]
+
+    def _reads_part(self, chat: Chat, role: str) -> bool:
+        probe, question = {"role": role, "content": [_PART]}, {"role": "user", "content": "x"}
+        around = {"user": [probe], "assistant": [question, probe]}
+        text = self._try_render(chat)(around.get(role, [probe, question]), False) or ""
+        return PLACEHOLDER in text and not _LIST.search(text)
+
     def _render(
         self, chat: Chat, messages: Sequence[dict[str, Any]], *, prompt: bool = False, marked: bool = False
     ) -> tuple[str, Spans]:
+        messages = in_parts(messages, self._roles_in_parts(chat))
         template, kwargs = self._template(chat), self._config.chat_template_kwargs
         with row_errors("refused by the chat template"):
             try:

@@ -7,13 +7,18 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 Message = dict[str, Any]
 
 _NAMES_DEVELOPER = re.compile(r"""(['"])developer\1""")
 _FUNCTION_KEYS = ("name", "description", "parameters")
 _OPTIONAL_KEYS = ("strict", "defer_loading")
+_LOOP_OVER_MESSAGES = re.compile(r"\bfor\s+(\w+)\s+in\s+\w*messages\b")
+_LOOP_OVER_CONTENT = re.compile(
+    r"""\bfor\s+\w+\s+in\s+(?:\w*content|(\w+)(?:\[-?\d+\])?(?:\.content|\[\s*['"]content['"]\s*\]))"""
+    r"\s*(?:-?%\}|\||if\b)"
+)
 
 
 def served_messages(messages: Sequence[Message], template: str, between_parts: str) -> list[Message]:
@@ -36,6 +41,29 @@ def served_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     fields = {key: function.get(key) for key in _FUNCTION_KEYS}
     fields |= {key: function[key] for key in _OPTIONAL_KEYS if function.get(key) is not None}
     return {"type": "function", **tool, "function": fields}
+
+
+def loops_over_parts(template: str) -> bool:
+    """Return whether a template loops over a message's content, whereupon vLLM gives it each text as a part."""
+    messages = {"messages", *_LOOP_OVER_MESSAGES.findall(template)}
+    return any(not loop[1] or loop[1] in messages for loop in _LOOP_OVER_CONTENT.finditer(template))
+
+
+def in_parts(messages: Sequence[Message], roles: Collection[str]) -> list[Message]:
+    """Return the messages with each text of ``roles`` as a list of one part.
+
+    The empty text of a last answer that calls tools stays a text: a template may take a list with an empty part for
+    a content and write a line break before the calls, which no target generates.
+    """
+
+    def given(message: Message, last: bool) -> Message:
+        text = message.get("content")
+        alone = last and not text and message.get("tool_calls")
+        if message["role"] not in roles or not isinstance(text, str) or alone:
+            return message
+        return {**message, "content": [{"type": "text", "text": text}]}
+
+    return [given(message, index == len(messages) - 1) for index, message in enumerate(messages)]
 
 
 def _served(message: Message, between_parts: str) -> Message:

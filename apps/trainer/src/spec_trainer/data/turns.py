@@ -84,10 +84,10 @@ class TurnFinder:
         frames = frames_of(self.messages, self.whole, self.render) if len(indices) > 1 else {}
         known, searched = dict(self.usual), 0
         for index in indices:
-            # A content that ends as a turn does may end the turn.
-            frame = (
-                None if self.end_tokens.ends(self.messages[index].get("content") or "") else frames.get(index)
-            )
+            # A content that ends as a turn does, or holds such an end, may end the turn.
+            content = self.messages[index].get("content") or ""
+            ends = self.end_tokens.ends(content) or self._holds_end(self.messages[index])
+            frame = None if ends else frames.get(index)
             if frame and (span := frame.turn(known)):
                 yield Turn(self.whole, *span, self.messages[: index + 1])
                 continue
@@ -135,7 +135,17 @@ class TurnFinder:
         """Return the turn up to its end-of-turn token, without an empty thought that the template writes."""
         stop = len(turn.text.removesuffix(self.layout.trailing))
         stop = self.end_tokens.close(turn.text, turn.start, stop, self.layout.end)
-        return self._ended(_without_empty_thought(replace(turn, stop=stop)))
+        turn = self._ended(_without_empty_thought(replace(turn, stop=stop)))
+        # A target stops at its first end token, such as one that another program has appended to the content.
+        holds = self._holds_end(turn.messages[-1])
+        at = turn.text.find(self.layout.end, turn.start, turn.stop) if holds else -1
+        return turn if at < 0 else replace(turn, stop=at + len(self.layout.end))
+
+    def _holds_end(self, answer: Message) -> bool:
+        """Return whether a text of the answer holds the token that ends an answer."""
+        texts = (answer.get(key) for key in ("content", *_REASONING))
+        end = self.layout.end
+        return end != "" and any(isinstance(text, str) and end in text for text in texts)
 
     def _is_as_replied(self, turn: Turn) -> bool:
         """Return whether the template writes the answer that opens a conversation as it does after a question.
@@ -155,16 +165,25 @@ class TurnFinder:
 
     def _after(self, seen: str, asked: Sequence[Message], answer: Message) -> Turn | None:
         """Return the turn that follows the text ``seen``."""
+        if _continues(seen, asked[-1]):
+            return None
         # A server with thinking off did not have the target generate the reasoning.
-        thoughtless = [_without_reasoning(answer)] if _CLOSED.search(seen[-100:]) else []
+        closed = _CLOSED.search(seen[-100:]) and _CLOSED.search(self._prompt(seen, asked))
+        thoughtless = [_without_reasoning(answer)] if closed else []
         for candidate in (answer, *thoughtless):
             text = self._answered(asked, candidate)
             if text is None or not text.startswith(seen):
                 continue
             # Without a generation prompt, the text before the answer may end anywhere.
-            if self.layout.has_prompt or self._is_alone(asked, candidate, text[len(seen) :]):
+            generated = text[len(seen) :]
+            certain = self.layout.has_prompt and not _holds_text_of(asked, generated)
+            if certain or self._is_alone(asked, candidate, generated):
                 return Turn(text, len(seen), len(text), [*asked, candidate])
         return self._composed(seen, asked, [answer, *thoughtless][-1])
+
+    def _prompt(self, seen: str, asked: Sequence[Message]) -> str:
+        """Return the generation prompt at the end of ``seen``."""
+        return seen.removeprefix(self.render(asked, False) or seen)
 
     def _composed(self, seen: str, asked: Sequence[Message], answer: Message) -> Turn | None:
         """Append what the template writes for an answer to what the server saw.
@@ -174,7 +193,7 @@ class TurnFinder:
         """
         if (turn := self._in_history(asked, answer)) is None:
             return None
-        prompt = seen.removeprefix(self.render(asked, False) or seen)
+        prompt = self._prompt(seen, asked)
         opened = prompt.removeprefix(self.layout.header)
         start, generated = turn.start, turn.text[turn.start :]
         if opened and generated.startswith(opened):
@@ -244,6 +263,18 @@ def samples_of(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
         sample.append(turn)
     if sample:
         yield sample
+
+
+def _continues(seen: str, last: Message) -> bool:
+    """Return whether the target would go on with the answer ``last`` instead of giving another."""
+    text = str(last.get("content") or "").strip()
+    return last["role"] == "assistant" and text != "" and seen.rstrip().endswith(text)
+
+
+def _holds_text_of(messages: Sequence[Message], generated: str) -> bool:
+    """Return whether a content of a message seems to be in ``generated``; single characters may be by accident."""
+    contents = (message.get("content") for message in messages)
+    return any(isinstance(text, str) and len(text) > 1 and text.strip() in generated for text in contents)
 
 
 def _without_reasoning(message: Message) -> dict[str, Any]:
