@@ -14,6 +14,7 @@ rows of the head on this shard (see ``spec_core.ops``).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -99,12 +100,16 @@ class _Scored:
     @property
     def guess_R(self) -> Tensor:
         """int64 [R]: the candidate to which the selector gives the largest score."""
-        return self.candidate_RC.gather(1, self.score_RC.argmax(1, keepdim=True)).squeeze(1)
+        return self.candidate_RC.gather(1, self._choice_R1).squeeze(1)
 
     @property
     def chance_R(self) -> Tensor:
         """The target's probability of the guess, [R]."""
-        return self.prob_RC.gather(1, self.score_RC.argmax(1, keepdim=True)).squeeze(1)
+        return self.prob_RC.gather(1, self._choice_R1).squeeze(1)
+
+    @cached_property
+    def _choice_R1(self) -> Tensor:
+        return self.score_RC.argmax(1, keepdim=True)
 
     @property
     def is_label_RC(self) -> Tensor:

@@ -33,10 +33,10 @@ FORMAT = "spec-trainer answers 1"
 
 _ROW = re.compile(rb'"row": (\d+)}\n')
 """The end of an answer's line: the index of its row in the data."""
-_SYNC_EVERY_S = 5.0
-"""Time between two calls of fsync, without which answers could be lost if the machine fails."""
 _LONGEST_END = 40
 """Largest length of such an end."""
+_SYNC_EVERY_S = 5.0
+"""Seconds from one fsync to the next: a failure of the machine loses the answers of so long at most."""
 _CUT = b'"finish_reason": "length"'
 """Text in the line of a cut answer. It occurs nowhere else, because quotes within a JSON string are escaped."""
 
