@@ -120,8 +120,11 @@ class Judge:
         return after.removeprefix(prompt).replace("answer1mark", answer.message["content"])
 
     def _opens_as_replied(self, answer: Answer) -> bool:
-        """True if the template writes an opening answer as it writes a reply."""
+        """True if the template writes an opening answer as it writes a reply, and no thought is open but there."""
         reply, after = self._reply(answer), answer.after or ""
+        usual = self.server.render(_PLAIN[:1], prompt=True) or ""
+        if THOUGHT.search(_tail(usual)) and not THOUGHT.search(_tail(answer.prompt or "")):
+            return False
         return (
             reply in after if answer.message is self.messages[0] else after == (answer.prompt or "") + reply
         )

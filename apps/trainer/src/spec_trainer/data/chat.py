@@ -18,7 +18,7 @@ from spec_trainer.data.layout import PLACEHOLDER, Layout
 from spec_trainer.data.render_process import OverLimit, TemplateUnreadable, render_process
 from spec_trainer.data.rows import Chat
 from spec_trainer.data.served_messages import in_parts, loops_over_parts, served_messages, served_tool
-from spec_trainer.data.turns import Turn, TurnFinder, samples_of
+from spec_trainer.data.turns import PROMPT_ROLES, Turn, TurnFinder, samples_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,6 @@ _TODAY = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 # Some templates write today's date into the system prompt. Samples must not change overnight, or a run could not
 # be resumed; this is the date that Llama 3's template itself falls back to.
 _FIXED_DATE = date(2024, 7, 26)
-_PROMPTS = ("system", "developer")
 _PART = {"type": "text", "text": PLACEHOLDER}
 _LIST = re.compile(rf"""['"]text['"]: *['"]{PLACEHOLDER}""")
 """A part as Python or JSON writes it."""
@@ -155,7 +154,7 @@ class ChatRenderer:
         finder = replace(self._finder(chat, whole), usual=usual)
         found: list[Turn] = []
         for index, turn in zip(indices, finder.turns(indices), strict=True):
-            if turn is None and not all(message["role"] in _PROMPTS for message in chat.messages[:index]):
+            if turn is None and not all(message["role"] in PROMPT_ROLES for message in chat.messages[:index]):
                 raise BadRow("assistant turn not found in the rendered conversation", _way_out(chat, index))
             found += [turn] if turn and finder.is_written(turn) else []
         return found, (UNWRITTEN,) if len(found) < len(indices) else ()
@@ -169,7 +168,7 @@ class ChatRenderer:
         It has tools and a system prompt if ``chat`` does; templates may move these as the conversation goes on.
         """
         prompts = [
-            {**message, "content": "x"} for message in chat.messages[:1] if message["role"] in _PROMPTS
+            {**message, "content": "x"} for message in chat.messages[:1] if message["role"] in PROMPT_ROLES
         ]
         key = (*self._form(chat), bool(prompts))
         if key not in self._usual:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from spec_trainer.data.end_of_turn import EndTokens
     from spec_trainer.data.layout import Layout, Message, Render
 
+PROMPT_ROLES = ("system", "developer")
+"""Roles of messages that ask nothing."""
 _MOST = 200
 """Largest number of turns of one conversation that are searched each by itself; the time is quadratic in the
 conversation's length."""
@@ -112,7 +114,8 @@ class TurnFinder:
         seen = self._seen(asked)
         turn = self._in_history(asked, answer) if seen is None else self._after(seen, asked, answer)
         turn = self._closed(turn) if turn else None
-        return turn if turn and (asked or self._is_as_replied(turn)) else None
+        is_asked = any(message["role"] not in PROMPT_ROLES for message in asked)
+        return turn if turn and (is_asked or self._is_as_replied(turn)) else None
 
     def is_written(self, turn: Turn) -> bool:
         """Return whether the template writes the turn's text or, if it has calls of tools, these.
@@ -148,14 +151,15 @@ class TurnFinder:
         return end != "" and any(isinstance(text, str) and end in text for text in texts)
 
     def _is_as_replied(self, turn: Turn) -> bool:
-        """Return whether the template writes the answer that opens a conversation as it does after a question.
+        """Return whether the template writes an answer before any question as it does after a question.
 
         No server generated it, so only this shows which text a target would generate.
         """
-        asked = [{"role": "user", "content": "x"}]
-        messages = [*asked, *turn.messages]
+        *prompts, answer = turn.messages
+        asked = [*prompts, {"role": "user", "content": "x"}]
+        messages = [*asked, answer]
         finder = replace(self, messages=messages, whole=self.render(messages, False))
-        replied = finder._in_history(asked, turn.messages[-1])
+        replied = finder._in_history(asked, answer)
         return replied is not None and finder._closed(replied).generated.endswith(turn.generated)
 
     def _seen(self, asked: Sequence[Message]) -> str | None:
