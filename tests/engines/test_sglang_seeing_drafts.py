@@ -105,8 +105,7 @@ def answer(engine: SglangEngine, request: CaptureRequest) -> list[int]:
     images = [[image_fields(image) for image in request.images]]
     fields = {"names": [f"drafted-{len(images[0])}"], "ids": [list(request.input_ids)], "images": images}
     assert engine._process is not None
-    asked = engine._process.ask("run", **fields, sampling=sampling, gaps=False)
-    return asked.result(LIMIT_S)["answers"][0]["ids"]
+    return engine._process.ask("prefill", **fields, sampling=sampling).result(LIMIT_S)["ids"][0]
 
 
 @pytest.mark.parametrize("num_images", [0, 1, 3])

@@ -73,7 +73,7 @@ async def most_running(manager: Any) -> int:
 
 
 async def _prefill(engine: Any, inputs: ImageInputs, message: Fields) -> Fields:
-    """Run the requests of a capture in one call, so that they share forward passes."""
+    """Run the requests of a capture in one call, so that they share forward passes; return their new tokens."""
     items = await asyncio.to_thread(
         lambda: [
             inputs.item(ids, images) for ids, images in zip(message["ids"], message["images"], strict=True)
@@ -87,7 +87,7 @@ async def _prefill(engine: Any, inputs: ImageInputs, message: Fields) -> Fields:
     )
     for answer in answers:
         _raise_refusal(answer)
-    return {}
+    return {"ids": [answer["output_ids"] for answer in answers]}
 
 
 async def _answer(engine: Any, ranks: DraftRanks, message: Fields) -> Fields:

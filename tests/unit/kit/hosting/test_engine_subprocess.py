@@ -208,6 +208,8 @@ def test_a_program_serves_requests_refuses_some_and_reports_its_end(start):
         running.ask("echo", word="wrapped").result(LIMIT_S)
     with pytest.raises(DataError, match=r"^an image has changed$"):
         running.ask("echo", word="image").result(LIMIT_S)
+    with pytest.raises(EngineError, match=r"^Script refused a request: KeyError: 'unheard of'$"):
+        running.ask("unheard of").result(LIMIT_S)
     time.sleep(1.5)  # signs of life come by themselves
     running.health()
     with pytest.raises(EngineError, match=r"^RuntimeError: the program is broken$"):

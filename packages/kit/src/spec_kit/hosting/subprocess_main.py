@@ -108,7 +108,7 @@ class EngineLink(AbstractContextManager["EngineLink"]):
                 if message["kind"] == "cancel":
                     loop.call_soon_threadsafe(cancel, message["key"])
                 else:
-                    work = self._answer(message, handlers[message["kind"]], has_failed)
+                    work = self._answer(message, handlers, has_failed)
                     loop.call_soon_threadsafe(begin, message["key"], work)
             loop.call_soon_threadsafe(ended.set)
 
@@ -124,9 +124,11 @@ class EngineLink(AbstractContextManager["EngineLink"]):
             await asyncio.sleep(_SETTLE_S)
             raise self._failure
 
-    async def _answer(self, message: Fields, handler: Handler, has_failed: Callable[[], bool]) -> None:
+    async def _answer(
+        self, message: Fields, handlers: Mapping[str, Handler], has_failed: Callable[[], bool]
+    ) -> None:
         try:
-            kind, fields = "done", await handler(message)
+            kind, fields = "done", await handlers[message["kind"]](message)
         except DataError as error:
             kind, fields = "refused", {"message": str(error), "is_data": True}
         except Exception as error:  # the engine gets whatever the program raises
