@@ -312,7 +312,7 @@ def served(given, target: Path, name: str):
     draft = output / "draft"
     found = answers(given, target, server, draft)
     metrics = (server / "metrics").read_text()
-    counters = plugins.load_available(Engine, given.engine).server_counters(metrics)
+    counters = plugins.load_available(Engine, given.engine).serving.counters(metrics)
     return draft, found, counters.acceptance.accepted
 
 
@@ -392,7 +392,7 @@ def start_words(given, target: Path, draft: Path | None) -> list[str]:
         words = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
     if draft is not None:
         spec, engine_type = read_target(target), plugins.load_available(Engine, given.engine)
-        command = engine_type.serving_command(spec, recognise(draft, spec), draft, NUM_DRAFT_TOKENS)
+        command = engine_type.serving.command(spec, recognise(draft, spec), draft, NUM_DRAFT_TOKENS)
         words = shlex.split(command)
     return ["-m", "vllm.entrypoints.cli.main", *words[1:]] if words[0] == "vllm" else words[1:]
 

@@ -5,7 +5,7 @@
     python -m benchmarks.gpu.served_drafts --engine vllm --target DIR \
         --draft DIR [DIR …] --prompts prompts.json --output DIR [--dtype float32] [-- …]
 
-A server starts without a draft, then one for each draft, by ``Engine.serving_command``, the flags of weight-sync.md
+A server starts without a draft, then one for each draft, by ``Serving.command``, the flags of weight-sync.md
 and those of this machine; words behind ``--`` are added. Each prompt (a list of token ids) is answered alone and
 greedily. ``same_texts`` counts answers that are those without the draft; ``largest_gap`` is by how many nats tokens
 of the other answers fall short of the target's best, in float32. ``acceptance_length`` is that of the server's own
@@ -186,7 +186,7 @@ def measure(given, folder: Path, prompts, found, keep) -> None:
         engine_type.check_draft(engine_type.Config(name=given.engine), target, draft, folder, count)
     except SpecError as error:
         found["refused"] = str(error)
-    command = engine_type.serving_command(target, draft, folder, count)
+    command = engine_type.serving.command(target, draft, folder, count)
     found["command"] = command
     output = given.output / folder.name
     with serving(given, shlex.split(command), output) as server:
@@ -255,7 +255,7 @@ def sampled(given, server, prompt, folder: Path) -> dict:
 def counters(engine_type, server):
     time.sleep(1.0)  # the server's last figures are there
     status, body = ask(server.port, "GET", "/metrics")
-    found = engine_type.server_counters(body.decode()) if status == 200 else None
+    found = engine_type.serving.counters(body.decode()) if status == 200 else None
     if found is None or found.acceptance is None:
         from spec_core.records import AcceptanceCounters
 

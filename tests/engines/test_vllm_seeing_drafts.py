@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from spec_core.records import CaptureRequest, ImageSource
-from spec_engine_vllm.engine import VllmEngine
+from spec_engine_vllm.serving import VllmServing
 from spec_kit.drafting.draft_folder import recognise
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.app import run
@@ -114,9 +114,7 @@ def started(target: Path, folder: Path, draft: Path | None = None) -> ServerProc
     command = f"{sys.executable} -m vllm.entrypoints.openai.api_server --enforce-eager --model {target}"
     if draft is not None:
         spec = read_target(target)
-        printed = VllmEngine.serving_command(spec, recognise(draft, spec), draft, NUM_DRAFT_TOKENS)
-        assert printed is not None
-        command = printed
+        command = VllmServing().command(spec, recognise(draft, spec), draft, NUM_DRAFT_TOKENS)
     longest = 2 * MAX_LENGTH  # an image of Gemma 4 takes up to 70 tokens
     flags = f"--dtype float32 --max-model-len {longest} --kv-cache-memory-bytes 64M --port {port}"
     if "qwen3_5" in target.name:  # with prefix caching, vLLM looks for the recurrent layers that it lacks
@@ -133,7 +131,7 @@ def test_the_text_with_the_draft_is_the_text_without(served, plain) -> None:
         drafted = served.drafting.answer(served.target, message, NEW_TOKENS)
         assert drafted == plain.answer(served.target, message, NEW_TOKENS), number
     metrics = served.drafting.ask("GET", "/metrics")[2].decode()
-    accepted = VllmEngine.server_counters(metrics).acceptance.accepted
+    accepted = VllmServing().counters(metrics).acceptance.accepted
     print(f"{served.draft_name}: {accepted} guesses accepted")
     assert accepted > 0
 

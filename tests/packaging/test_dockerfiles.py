@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from spec_engine_vllm.engine import VERSIONS
+from spec_engine_vllm.versions import VERSIONS
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))

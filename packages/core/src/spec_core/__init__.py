@@ -38,6 +38,7 @@ from spec_core.ops import LinearWeight, VocabularyOps
 from spec_core.optimizer import MapWhole, Optimizer, TrainedWeight, WeightShape, map_here
 from spec_core.process_group import ProcessGroup
 from spec_core.rendezvous import Rendezvous
+from spec_core.serving import Serving
 from spec_core.state_folder import StateFolder
 from spec_core.strategy import DataParallel, ShardCounts, StepConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
@@ -85,6 +86,7 @@ __all__ = [
     "Rendezvous",
     "Role",
     "RunLink",
+    "Serving",
     "ServingStatus",
     "ShardCounts",
     "StateFolder",

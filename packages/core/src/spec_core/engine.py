@@ -29,33 +29,20 @@ E12 ``Generation.verifications`` of all answers add up to the counters of ``acce
 E13 With ``SamplingParams.with_times``, each token of an answer has its time in ``Generation.times_s``,
     ascending, and no more than ``SamplingParams.concurrency`` prompts are answered at once. Optional: by
     default there are no times.
-E14 ``abilities`` declares the optional abilities: E10, E11, E17, E18, ``use_proposer`` and running in this
+E14 ``abilities`` declares the optional abilities: E10, E11, E15, E16, ``use_proposer`` and running in this
     process. A declared ability works. Without an ability its method raises EngineError, or answers have no
     ``guess_depths``.
-E15 ``serving_command`` returns a shell command of one line that starts the unmodified program, such as ``vllm
-    serve``, with a draft folder and a number of draft tokens per round. Optional: by default it returns None,
-    because an engine has no program that users start.
-E16 ``server_counters`` reads the counters of a running, unmodified program from the text of its metrics, and returns
-    None for the metrics of any other program. Optional: by default it returns None for all metrics.
-E17 With the ability ``images``, the target computes the states of a request from its tokens and its images
+E15 With the ability ``images``, the target computes the states of a request from its tokens and its images
     (``CaptureRequest.images``). Nothing computed for one image is used for another, even if their tokens are
     equal. An image that cannot be read or has changed raises DataError.
-E18 With the ability ``image_prompts``, ``generate`` takes prompts with images (``PromptWithImages``) and prompts
+E16 With the ability ``image_prompts``, ``generate`` takes prompts with images (``PromptWithImages``) and prompts
     without, and E4, E11 and E12 hold for both. An engine without it gets no prompt with images.
-E19 ``serving`` returns whether a program that can serve the exports of a draft is installed here, before there is an
-    export. If none is, ``reason`` is one line that says which version can and how to install it, and ``versions``
-    has what is installed instead. It raises ConfigError, one line, if no version can. Optional: by default it is the
-    result of ``probe`` if the draft names the engine.
-E20 ``live_server_words`` returns further words of ``serving_command`` with which the program listens at a host and a
-    port, takes pushed drafts and hands out live requests, by HTTP (``spec_kit.hosting.HttpReplica``). The program
-    reads its secret and which requests it stores from the environment variables SPEC_DRAFT_TOKEN and
-    SPEC_LIVE_REQUESTS. Optional: by default it returns None, because no program does all this.
-E21 ``frozen_products`` returns what the embedding and the head that the engine has loaded give for some tokens, each
+E17 ``frozen_products`` returns what the embedding and the head that the engine has loaded give for some tokens, each
     up to one positive factor. A run compares them with the target's folder before it captures. Optional: by default
     it returns None, because an engine does not know.
-E22 An answer ends with its first end token (``TargetSpec.eos_token_ids``), which is its last token, or has
+E18 An answer ends with its first end token (``TargetSpec.eos_token_ids``), which is its last token, or has
     ``max_new_tokens`` tokens. No token ends it if ``SamplingParams.stop_at_eos`` is False.
-E23 ``generate_unordered`` calls ``next_request`` whenever it can take one more request, in the thread that iterates,
+E19 ``generate_unordered`` calls ``next_request`` whenever it can take one more request, in the thread that iterates,
     and yields each request with its answer as soon as the answer is complete. After None it calls again when it
     has yielded another answer. It ends after None, once all answers were yielded. It takes only as many requests
     ahead as keep it busy, however many there are. If the iterator is closed, the requests in progress are dropped.
@@ -68,7 +55,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.config import EngineConfig
-from spec_core.errors import ConfigError, EngineError
+from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, Availability, GenerationRequest
 from spec_core.resource import Resource
 
@@ -82,7 +69,8 @@ if TYPE_CHECKING:
     from spec_core.backend import Backend, Placement
     from spec_core.draft import Draft, Proposer
     from spec_core.draft_replica import DraftReplica
-    from spec_core.records import CaptureRequest, FeatureSchema, Generation, SamplingParams, ServerCounters
+    from spec_core.records import CaptureRequest, FeatureSchema, Generation, SamplingParams
+    from spec_core.serving import Serving
     from spec_core.target import TargetSpec
     from spec_core.transport import Transport
 
@@ -126,7 +114,7 @@ class EngineContext:
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenProducts:
-    """Products of a vector [H] with the embedding and the head that an engine has loaded (E21)."""
+    """Products of a vector [H] with the embedding and the head that an engine has loaded (E17)."""
 
     embedding: tuple[float, ...]
     """Per token, the product of the vector and the token's embedding."""
@@ -152,12 +140,12 @@ class EngineAbilities:
     stops_early: bool = False
     """A capture runs no layer above the highest captured one."""
     images: bool = False
-    """Captures take images, for targets that have a ``TargetSpec.image_token_id`` (E17)."""
+    """Captures take images, for targets that have a ``TargetSpec.image_token_id`` (E15)."""
     image_types: frozenset[str] | None = None
     """``TargetSpec.model_type`` of the targets for which captures take images. None means all that have an
     ``image_token_id``."""
     image_prompts: bool = False
-    """Prompts may have images, for targets that have a ``TargetSpec.image_token_id`` (E18)."""
+    """Prompts may have images, for targets that have a ``TargetSpec.image_token_id`` (E16)."""
 
 
 class Engine(Resource):
@@ -171,6 +159,8 @@ class Engine(Resource):
     Config: ClassVar[type[EngineConfig]] = EngineConfig
     abilities: ClassVar[EngineAbilities] = EngineAbilities()
     """Optional abilities that this engine has (E14)."""
+    serving: ClassVar[Serving | None] = None
+    """How users serve drafts with the engine's program; None if there is no such program."""
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
         """Store the configuration, the target and the context; nothing starts."""
@@ -230,14 +220,6 @@ class Engine(Resource):
         """
 
     @classmethod
-    def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
-        """Raise ArtifactError if no supported version of this engine can serve the export in ``folder``.
-
-        The engines that a draft names in ``serving_methods`` check each of its exports, even if they cannot run
-        on this machine. An error refuses the export.
-        """
-
-    @classmethod
     def runs_largest_image(cls, config: EngineConfig) -> bool:
         """Return whether the engine, when it starts on a device, runs the image encoder on the largest image.
 
@@ -245,42 +227,6 @@ class Engine(Resource):
         counts the memory of this pass before it starts.
         """
         return False
-
-    @classmethod
-    def serving(cls, target: TargetSpec, draft: Draft) -> Availability:
-        """Return whether a program that can serve the draft's exports for ``target`` is installed here (E19).
-
-        Raise ConfigError if no version of the program can. Imports nothing heavy.
-        """
-        if cls.name not in draft.serving_methods:
-            raise ConfigError(f"it does not serve draft {draft.name!r} with these options")
-        return cls.probe()
-
-    @classmethod
-    def serving_command(
-        cls, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
-    ) -> str | None:
-        """Return the shell command that serves ``target`` with the draft in ``folder``, or None (E15).
-
-        Called only if ``check_export`` accepts the folder and the draft names this engine in
-        ``serving_methods``.
-        """
-        return None
-
-    @classmethod
-    def live_server_words(cls, host: str, port: int) -> Sequence[str] | None:
-        """Return words for ``serving_command`` that make its program a server for ``follow``, or None (E20)."""
-        return None
-
-    @classmethod
-    def server_counters(cls, metrics: str) -> ServerCounters | None:
-        """Return a server's counters from its metrics in Prometheus' text format (E16).
-
-        Return None for the metrics of another program.
-
-        The text comes over the network and may be anything; values that cannot be parsed count as absent.
-        """
-        return None
 
     @abstractmethod
     def start(self, schema: FeatureSchema) -> None:
@@ -297,7 +243,7 @@ class Engine(Resource):
     def generate_unordered(
         self, next_request: Callable[[], GenerationRequest | None], sampling: SamplingParams
     ) -> Generator[tuple[GenerationRequest, Generation]]:
-        """Yield requests with their answers, in the order in which the answers end (E4, E22, E23).
+        """Yield requests with their answers, in the order in which the answers end (E4, E18, E19).
 
         ``next_request`` returns a request, or None if there is none at present: a later request may depend on an
         answer. Each request has its own seed, so ``sampling.seed`` is not used.
@@ -321,7 +267,7 @@ class Engine(Resource):
         """
 
     def frozen_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts | None:
-        """Return products of ``vector``, of length H, for these tokens, after ``start``; None if unknown (E21)."""
+        """Return products of ``vector``, of length H, for these tokens, after ``start``; None if unknown (E17)."""
         return None
 
     def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:

@@ -113,7 +113,7 @@ class HfEngine(Engine):
     def generate_unordered(
         self, next_request: Callable[[], GenerationRequest | None], sampling: SamplingParams
     ) -> Generator[tuple[GenerationRequest, Generation]]:
-        """Decode round by round on the engine's thread, which runs other calls between rounds (E4, E10, E18, E23).
+        """Decode round by round on the engine's thread, which runs other calls between rounds (E4, E10, E16, E19).
 
         When an answer ends, the next request begins in the next round. The draft that is served when a request
         begins is used for its whole answer.
@@ -143,7 +143,7 @@ class HfEngine(Engine):
                 yield request, answer
 
     def frozen_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts:
-        """Return products with the embedding and head that Transformers has loaded (E21)."""
+        """Return products with the embedding and head that Transformers has loaded (E17)."""
         return self._submit(lambda: self._model.frozen_products(token_ids, vector)).result()
 
     def load_draft(self, folder: Path) -> None:

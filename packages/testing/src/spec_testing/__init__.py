@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from spec_testing.optimizer_suite import OptimizerSuite
     from spec_testing.process_group_suite import ProcessGroupSuite
     from spec_testing.reference import reference_backend, reference_kernel
+    from spec_testing.serving_suite import ServingSuite
     from spec_testing.strategy_suite import StrategySuite
     from spec_testing.tracker_suite import TrackerSuite
     from spec_testing.transport_suite import TransportSuite
@@ -68,6 +69,7 @@ __all__ = [
     "ProcessGroupSuite",
     "ReferenceTarget",
     "SampleWithImages",
+    "ServingSuite",
     "StrategySuite",
     "TrackerSuite",
     "TransportSuite",

@@ -131,7 +131,7 @@ def assert_ends_at_end_tokens(engine: Engine, num_draft_tokens: int) -> None:
 def assert_takes_requests_as_answers_end(
     engine: Engine, reference: ReferenceTarget, concurrency: int
 ) -> None:
-    """Check that a request can depend on an answer, and that at most ``concurrency`` are in progress (E13, E23).
+    """Check that a request can depend on an answer, and that at most ``concurrency`` are in progress (E13, E19).
 
     Two prompts are asked, and twice again with their answers appended. Every answer is the target's greedy answer.
     The engine takes few of many requests ahead.

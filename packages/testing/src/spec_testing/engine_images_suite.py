@@ -1,4 +1,4 @@
-"""EngineImagesSuite tests E17 and E18 of spec_core.engine, for an engine with the ability ``images``.
+"""EngineImagesSuite tests E15 and E16 of spec_core.engine, for an engine with the ability ``images``.
 
 ::
 
@@ -84,10 +84,10 @@ class EngineImagesSuite(ConformanceSuite):
         with new_engine(EngineContext(backend=backend, placement=self.placement, transport=own)) as engine:
             yield engine
 
-    def test_e17_states_are_those_of_the_target_that_sees(
+    def test_e15_states_are_those_of_the_target_that_sees(
         self, engine: Engine, samples: Sequence[SampleWithImages]
     ) -> None:
-        """E17: the states equal the target's, also for samples with equal tokens and different images."""
+        """E15: the states equal the target's, also for samples with equal tokens and different images."""
         assert engine.abilities.images
         assert engine.target.image_token_id is not None
         shown = {sample.input_ids: set[tuple[bytes, ...]]() for sample in samples}
@@ -114,10 +114,10 @@ class EngineImagesSuite(ConformanceSuite):
                 )
                 receiver.release(got)
 
-    def test_e17_changed_image_ends_in_the_future(
+    def test_e15_changed_image_ends_in_the_future(
         self, engine: Engine, samples: Sequence[SampleWithImages], tmp_path: Path
     ) -> None:
-        """E17: an image file that has changed since the request raises DataError; the engine still serves."""
+        """E15: an image file that has changed since the request raises DataError; the engine still serves."""
         sample = next(sample for sample in samples if sample.images)
         files = [tmp_path / f"{index}.png" for index in range(len(sample.images))]
         for file, image in zip(files, sample.images, strict=True):
@@ -131,10 +131,10 @@ class EngineImagesSuite(ConformanceSuite):
         files[0].write_bytes(sample.images[0])
         engine.capture([request], schema).result(_LIMIT_S)
 
-    def test_e18_first_tokens_are_those_of_the_target_that_sees(
+    def test_e16_first_tokens_are_those_of_the_target_that_sees(
         self, engine: Engine, samples: Sequence[SampleWithImages]
     ) -> None:
-        """E18: an answer's first token is the target's arg-max, for prompts with images and without."""
+        """E16: an answer's first token is the target's arg-max, for prompts with images and without."""
         if not engine.abilities.image_prompts:
             pytest.skip("the engine takes no prompts with images")
         target = engine.target

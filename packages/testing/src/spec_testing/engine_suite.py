@@ -1,4 +1,4 @@
-"""EngineSuite tests the contract of spec_core.engine (E1–E16, E19–E23) against an independent computation.
+"""EngineSuite tests the contract of spec_core.engine (E1–E14, E17–E19) against an independent computation.
 
 ::
 
@@ -46,7 +46,6 @@ from spec_testing.conformance import ConformanceSuite
 from spec_testing.frozen_checks import assert_frozen_products
 from spec_testing.limits import patient
 from spec_testing.reference import reference_backend
-from spec_testing.serving_checks import assert_live_server_words, assert_serving, assert_serving_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -345,51 +344,28 @@ class EngineSuite(ConformanceSuite):
         engine.load_draft(draft_folder)
         assert isinstance(engine.draft_replica(), DraftReplica)
 
-    def test_e15_a_serving_command_is_one_line_that_names_target_and_draft(
-        self, engine: Engine, draft_folder: Path
-    ) -> None:
-        """E15: the command, split as by a shell, contains the target's folder and the draft's folder."""
-        assert_serving_command(engine, draft_folder)
-
-    def test_e19_it_is_known_before_an_export_which_program_serves_it(
-        self, engine: Engine, draft_folder: Path
-    ) -> None:
-        """E19: a program serves the draft here, one line says which would, or ConfigError says that none can."""
-        assert_serving(engine, draft_folder)
-
-    def test_e20_words_of_a_server_for_follow_name_its_port(self, engine: Engine) -> None:
-        """E20: the words of the server's command line name the port."""
-        assert_live_server_words(engine)
-
-    def test_e21_frozen_products_are_the_targets(
+    def test_e17_frozen_products_are_the_targets(
         self, engine: Engine, schema: FeatureSchema, tmp_path: Path
     ) -> None:
-        """E21: the products are those of the target's folder, and not those of another embedding or head."""
+        """E17: the products are those of the target's folder, and not those of another embedding or head."""
         engine.start(schema)
         assert_frozen_products(engine, tmp_path)
 
     @pytest.mark.parametrize("num_draft_tokens", [0, 3])
-    def test_e22_end_token_is_the_last_of_an_answer(
+    def test_e18_end_token_is_the_last_of_an_answer(
         self, engine: Engine, request: pytest.FixtureRequest, num_draft_tokens: int
     ) -> None:
-        """E22: an answer ends with its first end token, with a draft and without one."""
+        """E18: an answer ends with its first end token, with a draft and without one."""
         if num_draft_tokens:
             engine.load_draft(request.getfixturevalue("draft_folder"))
         assert_ends_at_end_tokens(engine, num_draft_tokens)
 
     @pytest.mark.parametrize("concurrency", [1, 3])
-    def test_e23_requests_are_taken_as_answers_end(
+    def test_e19_requests_are_taken_as_answers_end(
         self, engine: Engine, reference: ReferenceTarget, concurrency: int
     ) -> None:
-        """E13, E23: requests may depend on answers; few are taken ahead, and dropped if the iterator is closed."""
+        """E13, E19: requests may depend on answers; few are taken ahead, and dropped if the iterator is closed."""
         assert_takes_requests_as_answers_end(engine, reference, concurrency)
-
-    @pytest.mark.parametrize(
-        "metrics", ["", "<html>", "up 1\n", "# HELP up\n" * 3, "process_cpu_seconds_total nan"]
-    )
-    def test_e16_metrics_of_another_program_are_none(self, engine: Engine, metrics: str) -> None:
-        """E16: an engine returns None for the metrics of another program, and never raises, whatever the text."""
-        assert engine.server_counters(metrics) is None
 
 
 def _prompts(engine: Engine) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Functions that check the products of an engine's embedding and head (E21)."""
+"""Functions that check the products of an engine's embedding and head (E17)."""
 
 from __future__ import annotations
 

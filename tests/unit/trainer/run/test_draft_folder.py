@@ -12,7 +12,8 @@ from spec_core.errors import ArtifactError, ConfigError, RunError
 from spec_core.target import LatentSizes
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_engine_sglang.config import SglangConfig
-from spec_engine_sglang.engine import SglangEngine, _warn
+from spec_engine_sglang.engine import SglangEngine
+from spec_engine_sglang.serving import _warn
 from spec_engine_sglang.serving_format import check_sglang_folder
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine

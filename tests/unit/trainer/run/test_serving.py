@@ -10,6 +10,7 @@ import pytest
 from spec_core import Draft, Engine, plugins
 from spec_core.errors import ConfigError, EngineError
 from spec_engine_vllm.engine import VllmEngine
+from spec_engine_vllm.serving import VllmServing
 from spec_kit.targets import read_target
 from spec_trainer.measure.evaluation.tables import evaluation_lines
 from spec_trainer.run.serving import check_serving, closing_lines, serving_commands, serving_engines, unserved
@@ -28,7 +29,8 @@ class Folder:
 def accepted(monkeypatch):
     """Every engine accepts the folder, so that none has to be there."""
     for _, engine_type in plugins.load_each(Engine):
-        monkeypatch.setattr(engine_type, "check_export", lambda *_: None)
+        if engine_type.serving is not None:
+            monkeypatch.setattr(engine_type.serving, "check_export", lambda *_: None)
 
 
 def draft(name, **options):
@@ -202,7 +204,7 @@ def test_an_engine_that_fails_to_say_what_serves_is_named(installed, tiny_llama,
     def fail(*_):
         raise failure
 
-    monkeypatch.setattr(VllmEngine, "serving", fail)
+    monkeypatch.setattr(VllmServing, "availability", fail)
     assert unserved(read_target(tiny_llama), draft("eagle3")) is None  # SGLang would
     assert "vllm: engine 'vllm' (spec-engine-vllm 0.1.0) fails to say what" in unserved(
         read_target(tiny_llama), draft("peagle")
@@ -212,13 +214,13 @@ def test_an_engine_that_fails_to_say_what_serves_is_named(installed, tiny_llama,
 def test_an_engine_that_answers_with_another_type_is_named(
     installed, accepted, tiny_llama, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(VllmEngine, "serving", lambda *_: None)
+    monkeypatch.setattr(VllmServing, "availability", lambda *_: None)
     problem = unserved(read_target(tiny_llama), draft("peagle"))
     assert (
         "fails to say what serves the draft: TypeError: it returned NoneType, expected Availability"
         in problem
     )
-    monkeypatch.setattr(VllmEngine, "serving_command", lambda *_: 5)
+    monkeypatch.setattr(VllmServing, "command", lambda *_: 5)
     assert list(served(tmp_path, "eagle3", 3)) == ["sglang"]
     assert caplog.messages[-1].endswith(
         "fails to name its serving command: TypeError: it returned int, expected str"
@@ -226,7 +228,7 @@ def test_an_engine_that_answers_with_another_type_is_named(
 
 
 def test_the_build_for_cpus_is_started_by_its_module(accepted, tmp_path, monkeypatch):
-    monkeypatch.setattr("spec_engine_vllm.engine.is_cpu_build", lambda: True)
+    monkeypatch.setattr("spec_engine_vllm.serving.is_cpu_build", lambda: True)
     words = shlex.split(served(tmp_path, "dspark", 7, architectures=["Qwen3DSparkModel"])["vllm"])
     assert words[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
     assert words[words.index("--model") + 1] == "/models/my target"
@@ -238,7 +240,7 @@ def test_an_engine_that_cannot_serve_the_draft_is_left_out(accepted, tmp_path, m
     def refuse(*_):
         raise EngineError("not this one")
 
-    monkeypatch.setattr(VllmEngine, "check_export", refuse)
+    monkeypatch.setattr(VllmEngine.serving, "check_export", refuse)
     assert list(served(tmp_path, "eagle3", 3)) == ["sglang"]
     assert serving_commands(Folder, draft("dspark", markov_head="rnn"), tmp_path, 7).keys() == {"sglang"}
 
@@ -248,7 +250,7 @@ def test_an_engine_that_fails_is_named_and_hides_no_other(accepted, tmp_path, mo
     def fail(*_):
         raise failure
 
-    monkeypatch.setattr(VllmEngine, "serving_command", fail)
+    monkeypatch.setattr(VllmServing, "command", fail)
     assert list(served(tmp_path, "eagle3", 3)) == ["sglang"]
     (record,) = caplog.records
     assert record.getMessage().startswith("engine 'vllm' (spec-engine-vllm 0.1.0) fails to name its serving")

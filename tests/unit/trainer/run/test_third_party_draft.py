@@ -51,17 +51,22 @@ class CousinDraft(Draft):
     def proposer(self, module, ops): ...
 """
 PICKY = """
-from spec_core import Engine
+from spec_core import Engine, Serving
 from spec_core.errors import ArtifactError, EngineError
+
+
+class PickyServing(Serving):
+    def check_export(self, target, draft, folder):
+        raise FAILURE
+
+    def availability(self, target, draft): ...
+    def command(self, target, draft, folder, num_draft_tokens): ...
 
 
 class PickyEngine(Engine):
     name = "picky"
     api_version = 1
-
-    @classmethod
-    def check_export(cls, target, draft, folder):
-        raise FAILURE
+    serving = PickyServing()
 
     def start(self, schema): ...
     def capture(self, requests, schema): ...

@@ -29,7 +29,7 @@ class Run:
         while not done():
             name, message = self.waiting.pop()
             if isinstance(message, Serve):
-                self.decoders.serving(name)
+                self.decoders.served(name)
             else:
                 answers = [(prompt, [1], [0, 1]) for prompt in message.prompts]
                 rounds = len(answers)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spec_core.errors import EngineError
 from spec_core.foreign import foreign_errors
 from spec_processes.sockets import HttpClient
-from spec_trainer.measure.server.metrics_reader import engine_of
+from spec_trainer.measure.server.metrics_reader import program_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,11 +96,11 @@ class _ServerLatency:
         page = b"".join(self._client.stream("/metrics", "", _ANSWER_S, _LONGEST_PAGE)).decode(
             errors="replace"
         )
-        found = engine_of(page)
+        found = program_of(page)
         counters = None
         if found is not None:
             with foreign_errors(EngineError, f"{self.url} has metrics that engine {found[0]!r} cannot read"):
-                counters = found[1].server_counters(page)
+                counters = found[1].counters(page)
         if counters is None or not counters.inter_token_latency:
             raise EngineError(
                 f"{self.url}/metrics has no inter-token latency; training does not give way to it"

@@ -58,16 +58,16 @@ def check_own_server(parts: RunParts) -> None:
     _arguments(parts.config)
     _live_requests(parts.config)
     name = str(parts.config.follow.serve.engine)
-    engine_type = load(Engine, name)
+    serving = load(Engine, name).serving
     with foreign_errors(
         PluginError, f"engine {name!r} ({find(Engine, name).owner}) fails to say what it serves"
     ):
-        if engine_type.live_server_words(*_address(parts.config)) is None:
+        if serving is None or serving.live_server_words(*_address(parts.config)) is None:
             raise ConfigError(
                 f"follow.serve.engine={name}: this engine has no server that follow can start; start a server "
                 "yourself and give its address by --server"
             )
-        found = engine_type.serving(parts.target, parts.draft)
+        found = serving.availability(parts.target, parts.draft)
     if not found.ok:
         raise ConfigError(f"follow.serve.engine={name}: {found.reason}")
 
@@ -147,13 +147,12 @@ class OwnServer(Resource):
 
     def _words(self, draft: Path) -> Sequence[str]:
         spec, name = self._spec, str(self._config.engine)
-        engine_type = load(Engine, name)
+        serving = load(Engine, name).serving
+        assert serving is not None, "check_own_server accepts no such engine"
         failure = f"engine {name!r} ({find(Engine, name).owner}) fails to name its serving command"
         with foreign_errors(PluginError, failure):
-            command = engine_type.serving_command(spec.target, spec.draft, draft, spec.num_draft_tokens)
-            further = engine_type.live_server_words(*_address(spec.config))
-        if command is None or further is None:
-            raise ConfigError(f"follow.serve.engine={name}: this engine has no serving command for {draft}")
+            command = serving.command(spec.target, spec.draft, draft, spec.num_draft_tokens)
+            further = serving.live_server_words(*_address(spec.config)) or ()
         return [*shlex.split(command), *further, *_arguments(spec.config)]
 
     def _await_answer(self, process: subprocess.Popen[bytes]) -> None:

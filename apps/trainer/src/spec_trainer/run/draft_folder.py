@@ -88,7 +88,8 @@ def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
             log.warning("the export is not checked for engine %s: %s", name, engine_type)
             continue
         with _failures_of(f"{exported}: engine {name!r} ({find(Engine, name).owner})"):
-            engine_type.check_export(target, again, folder)
+            if engine_type.serving is not None:
+                engine_type.serving.check_export(target, again, folder)
 
 
 @contextmanager

@@ -33,10 +33,12 @@ def serving_engines(target: TargetSpec, draft: Draft) -> dict[str, Availability 
 
 def _offer(name: str, target: TargetSpec, draft: Draft) -> Availability | SpecError:
     try:
-        engine_type = load(Engine, name)
+        serving = load(Engine, name).serving
+        if serving is None:
+            raise ConfigError(f"engine {name!r} has no program that serves drafts")
         failure = f"engine {name!r} ({find(Engine, name).owner}) fails to say what serves the draft"
         with foreign_errors(PluginError, failure):
-            return _of_type(engine_type.serving(target, draft), Availability)
+            return _of_type(serving.availability(target, draft), Availability)
     except SpecError as error:
         return error
 
@@ -93,14 +95,14 @@ def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_t
     """
     commands: dict[str, str] = {}
     for name, engine_type in load_each(Engine, draft.serving_methods):
-        if isinstance(engine_type, PluginError):
+        if isinstance(engine_type, PluginError) or engine_type.serving is None:
             continue
         failure = f"engine {name!r} ({find(Engine, name).owner}) fails to name its serving command"
         try:
             with foreign_errors(PluginError, failure):
-                engine_type.check_export(target, draft, folder)
-                if command := engine_type.serving_command(target, draft, folder, num_draft_tokens):
-                    commands[name] = _of_type(command, str)
+                engine_type.serving.check_export(target, draft, folder)
+                command = engine_type.serving.command(target, draft, folder, num_draft_tokens)
+                commands[name] = _of_type(command, str)
         except PluginError as error:
             log.warning("%s", error)
         except SpecError:  # this engine cannot serve it

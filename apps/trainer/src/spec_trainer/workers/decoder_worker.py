@@ -11,7 +11,7 @@ from spec_trainer.training.wiring import create_engine
 from spec_trainer.workers.dataset_copy import check_sees_run_directory
 from spec_trainer.workers.decoder import EngineDecoder, Portion
 from spec_trainer.workers.health_watch import HealthWatch
-from spec_trainer.workers.protocol import Generate, Generated, Ready, Serve, Serving
+from spec_trainer.workers.protocol import Generate, Generated, Ready, Serve, Served
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -33,7 +33,7 @@ def run_decoder(stack: ExitStack, controller: ControllerLink, order: WorkerOrder
         match controller.receive():
             case Serve(version, folder):
                 decoder.serve(version, Path(folder))
-                controller.send(Serving())
+                controller.send(Served())
             case Generate(prompts, seed):
                 controller.send(_generated(decoder.generate(Portion(prompts=prompts, seed=seed))))
             case _:

@@ -87,7 +87,7 @@ def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling
 def answer_prompts(
     engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams
 ) -> list[Generation]:
-    """Return the engine's answers without the tokens after an end token, which would become data (E22)."""
+    """Return the engine's answers without the tokens after an end token, which would become data (E18)."""
     answers = engine.generate(prompts, sampling)
     ends = engine.target.eos_token_ids if sampling.stop_at_eos else ()
     return [answer.up_to(ends) for answer in answers]

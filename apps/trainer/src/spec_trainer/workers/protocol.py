@@ -25,7 +25,7 @@ A run that measures its draft (``train.serve_every``)::
 
 A run that decodes goes through cycles. For each one::
 
-      ◄──────────────────── Serve       to decoders; answered by Serving
+      ◄──────────────────── Serve       to decoders; answered by Served
       ◄──────────────────── Generate    to decoders; answered by Generated
       ◄──────────────────── TrainCycle  to engines and ranks; a rank answers Ready; then as above from Start on
 
@@ -233,7 +233,7 @@ class Serve(ControlMessage):
 
 
 @dataclass(frozen=True)
-class Serving(ControlMessage):
+class Served(ControlMessage):
     """Answers Serve: the decoder serves the draft now."""
 
 

@@ -59,8 +59,8 @@ class RemoteDecoders:
             raise interrupted_decoding()
         return Pass.of([self._decoded[number] for number in sorted(self._decoded)])
 
-    def serving(self, worker: str) -> None:
-        """Handle the message Serving of a worker: it serves the new draft."""
+    def served(self, worker: str) -> None:
+        """Handle the message Served of a worker: it serves the new draft."""
         del self._portion_of[worker]
 
     def generated(self, worker: str, message: Generated) -> None:

@@ -218,8 +218,8 @@ class WorkerDriver(RunDriver):
             case protocol.Ready():
                 if worker in self._ranks:
                     self._ranks[worker] = message
-            case protocol.Serving():
-                self._decoders.serving(worker)
+            case protocol.Served():
+                self._decoders.served(worker)
             case protocol.Generated():
                 self._decoders.generated(worker, message)
             case _:

@@ -117,7 +117,7 @@ class SubprocessEngine(Engine):
     def generate_unordered(
         self, next_request: Callable[[], GenerationRequest | None], sampling: SamplingParams
     ) -> Generator[tuple[GenerationRequest, Generation]]:
-        """Yield requests with the program's answers, as the answers end (E4, E23).
+        """Yield requests with the program's answers, as the answers end (E4, E19).
 
         The program has more requests than it answers at once, so that it begins the next one in the step after an
         answer's end.
@@ -157,7 +157,7 @@ class SubprocessEngine(Engine):
         return self._submit(self._acceptance).result()
 
     def program_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts | None:
-        """Return the products that the running program computes (E21).
+        """Return the products that the running program computes (E17).
 
         It is for ``frozen_products`` of an engine whose program answers requests of kind ``frozen`` with the fields
         of FrozenProducts, or with none. Their field ``embedding`` names the embedding's module. Raise EngineError if

@@ -33,7 +33,7 @@ _QUANTISED = 0.05
 
 
 def check_same_weights(engine: Engine, target: TargetSpec) -> None:
-    """Raise TargetError if the engine's embedding or head is not the one in the folder of ``target`` (E21).
+    """Raise TargetError if the engine's embedding or head is not the one in the folder of ``target`` (E17).
 
     Up to 4,096 tokens, spread over the vocabulary, are compared by their products with one vector of signs. The
     engine must have been started.

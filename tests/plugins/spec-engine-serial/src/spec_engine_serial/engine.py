@@ -85,7 +85,7 @@ class SerialEngine(Engine):
     def generate_unordered(
         self, next_request: Callable[[], GenerationRequest | None], sampling: SamplingParams
     ) -> Generator[tuple[GenerationRequest, Generation]]:
-        """E23: one request at a time keeps this engine busy."""
+        """E19: one request at a time keeps this engine busy."""
         while (request := next_request()) is not None:
             yield request, self._submit(lambda asked=request: self._answer(asked, sampling)).result()
 

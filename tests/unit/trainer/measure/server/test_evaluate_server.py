@@ -166,13 +166,15 @@ def test_tau_is_not_known_of_a_server_without_counters(evaluate, bench, fields):
 
 AILING = """
 from spec_engine_hf.engine import HfEngine
+from spec_engine_vllm.serving import VllmServing
+
+class AilingServing(VllmServing):
+    def counters(self, metrics):
+        {failure}
 
 class Ailing(HfEngine):
     name = "ailing"
-
-    @classmethod
-    def server_counters(cls, metrics):
-        {failure}
+    serving = AilingServing()
 """
 
 

@@ -17,13 +17,13 @@ from spec_core.wording import one_line, shortened, shown
 from spec_kit.live_traffic import LEARN_HEADER
 from spec_processes.sockets import HttpClient, check_secret
 from spec_trainer.measure.evaluation.latency import AnswerTimes
-from spec_trainer.measure.server.metrics_reader import engine_of
+from spec_trainer.measure.server.metrics_reader import program_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from spec_core.engine import Engine
     from spec_core.records import ServerCounters
+    from spec_core.serving import Serving
     from spec_trainer.measure.server.questions import Question
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class OpenAiServer(Resource):
         self.model = self._first_model()
         self.engine_name: str | None = None
         """Name of the engine that the server runs; None if no plugin recognizes the server's metrics."""
-        self._engine_type: type[Engine] | None = None
+        self._serving: Serving | None = None
         self._find_engine()
 
     def answer(self, question: Question, options: Mapping[str, Any]) -> ServedAnswer:
@@ -99,7 +99,7 @@ class OpenAiServer(Resource):
 
     def counters(self) -> ServerCounters | None:
         """Return the server's counters since its start; None if no plugin can read its metrics."""
-        if self._engine_type is None:
+        if self._serving is None:
             return None
         with (
             suppress(EngineError),
@@ -107,7 +107,7 @@ class OpenAiServer(Resource):
                 EngineError, f"{self.url} has metrics that engine {self.engine_name!r} cannot read"
             ),
         ):
-            return self._engine_type.server_counters(self._page("/metrics"))
+            return self._serving.counters(self._page("/metrics"))
         return None
 
     def close(self) -> None:
@@ -128,9 +128,9 @@ class OpenAiServer(Resource):
             metrics = self._page("/metrics")
         except EngineError:
             return
-        found = engine_of(metrics)
+        found = program_of(metrics)
         if found is not None:
-            self.engine_name, self._engine_type = found
+            self.engine_name, self._serving = found
 
     def _page(self, path: str) -> str:
         limit_s = min(_SHORT_ANSWER_S, self._timeout_s)

@@ -1,0 +1,71 @@
+"""A Serving says how users serve drafts with an engine's program, such as ``vllm serve``.
+
+The application asks only the engines that a draft names in ``Draft.serving_methods``. An answer starts nothing and
+imports nothing heavy.
+
+Contract (``spec_testing.ServingSuite`` quotes the numbers):
+
+V1  ``check_export`` only reads files, and works where the program is not installed. It raises ArtifactError, one
+    line, if no supported version of the program can serve an export.
+V2  ``availability`` returns whether a program that can serve the exports of a draft is installed here, before there
+    is an export. If none is, ``reason`` is one line that says which version can and how to install it, and
+    ``versions`` has what is installed instead. It raises ConfigError, one line, if no version can.
+V3  ``command`` returns a shell command of one line that starts the unmodified program with a draft folder and a
+    number of draft tokens per round.
+V4  ``live_server_words`` returns further words of the command with which the program listens at a host and a port,
+    takes pushed drafts and hands out live requests, by HTTP (``spec_kit.hosting.HttpReplica``). The program reads its
+    secret and which requests it stores from the environment variables SPEC_DRAFT_TOKEN and SPEC_LIVE_REQUESTS.
+    Optional: by default it returns None, because the program does not do all this.
+V5  ``counters`` reads the counters of a running, unmodified program from the text of its metrics, and returns None
+    for the metrics of any other program. Optional: by default it returns None for all metrics.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from spec_core.draft import Draft
+    from spec_core.records import Availability, ServerCounters
+    from spec_core.target import TargetSpec
+
+
+class Serving(ABC):
+    """A Serving describes the program that serves drafts. The module's docstring has the contract."""
+
+    @abstractmethod
+    def check_export(self, target: TargetSpec, draft: Draft, folder: Path) -> None:
+        """Raise ArtifactError if no supported version of the program can serve the export in ``folder`` (V1).
+
+        An error refuses the export.
+        """
+
+    @abstractmethod
+    def availability(self, target: TargetSpec, draft: Draft) -> Availability:
+        """Return whether a program that can serve the draft's exports for ``target`` is installed here (V2).
+
+        Raise ConfigError if no version of the program can.
+        """
+
+    @abstractmethod
+    def command(self, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> str:
+        """Return the shell command that serves ``target`` with the draft in ``folder`` (V3).
+
+        Called only if ``check_export`` accepts the folder.
+        """
+
+    def live_server_words(self, host: str, port: int) -> Sequence[str] | None:
+        """Return words for ``command`` that make its program a server for ``follow``, or None (V4)."""
+        return None
+
+    def counters(self, metrics: str) -> ServerCounters | None:
+        """Return a server's counters from its metrics in Prometheus' text format (V5).
+
+        Return None for the metrics of another program. The text comes over the network and may be anything; values
+        that cannot be parsed count as absent.
+        """
+        return None

@@ -1,0 +1,75 @@
+"""SglangServing says how users serve drafts with ``python -m sglang.launch_server``."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from spec_core import Serving
+from spec_core.errors import ConfigError
+from spec_engine_sglang.server_counters import sglang_counters
+from spec_engine_sglang.serving_format import (
+    check_sglang_folder,
+    image_warning,
+    sglang_command,
+    sglang_problem,
+    version_needs,
+)
+from spec_kit.hosting import SpeculativeMode, probe_version
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core import Draft, TargetSpec
+    from spec_core.records import Availability, ServerCounters
+
+log = logging.getLogger(__name__)
+
+BEFORE = "<0.5.24"
+VERSIONS = f">=0.5.16,{BEFORE}"
+"""The supported versions of SGLang. docs/engines-sglang.md lists the checks of each version."""
+
+
+@cache
+def _warn(message: str) -> None:
+    """Log a warning only once, because a command checks the same export several times."""
+    log.warning("%s", message)
+
+
+class SglangServing(Serving):
+    """Unmodified SGLang."""
+
+    def check_export(self, target: TargetSpec, draft: Draft, folder: Path) -> None:
+        """Raise ArtifactError if no supported SGLang can serve the export; warn of images it serves otherwise."""
+        check_sglang_folder(folder, target)
+        if warning := image_warning(folder, target):
+            _warn(warning)
+
+    def availability(self, target: TargetSpec, draft: Draft) -> Availability:
+        """Return whether an SGLang that can serve the draft's exports is installed here (V2)."""
+        if "sglang" not in draft.serving_methods:
+            raise ConfigError(f"it does not serve draft {draft.name!r} with these options")
+        if problem := sglang_problem(draft, target):
+            raise ConfigError(problem)
+        for needed, problem in version_needs(draft.exported_config(target)):
+            found = probe_version(f"{needed},{BEFORE}", "sglang", needed_by="this draft")
+            if not found.ok:
+                return replace(found, reason=f"{problem}; {found.reason}")
+        return probe_version(VERSIONS, "sglang")
+
+    def command(self, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> str:
+        """Return the shell command that starts SGLang with the draft."""
+        mode = SpeculativeMode(
+            folder=folder, method=draft.serving_methods["sglang"], num_draft_tokens=num_draft_tokens, load=0
+        )
+        return sglang_command(target, mode)
+
+    def live_server_words(self, host: str, port: int) -> list[str]:
+        """Return the flags of a server; the plugin in SGLang's process does the rest (V4)."""
+        return ["--host", host, "--port", str(port)]
+
+    def counters(self, metrics: str) -> ServerCounters | None:
+        """Return the counters of an SGLang server from its metrics; None for another program."""
+        return sglang_counters(metrics)

