@@ -51,10 +51,9 @@ class HfConfig(EngineConfig):
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Compute dtype of the target. None means the dtype of its stored weights."""
-    max_num_seqs: int | None = Field(None, ge=1)
+    max_num_seqs: int = Field(32, ge=1)
     """Maximum number of sequences that are decoded at the same time, with a draft or without. They share
-    forward passes; when one sequence ends, the next begins. None means 8 on a CPU, which keep its cores busy,
-    and 32 on other devices."""
+    forward passes; when one sequence ends, the next begins."""
 
 
 class HfEngine(Engine):
@@ -93,7 +92,6 @@ class HfEngine(Engine):
         self._device = context.claim_device()
         self._transport = context.open_transport()
         self._model = HfModel(target, self._device, self._config.dtype or target.dtype)
-        self._max_num_seqs = self._config.max_num_seqs or (8 if self._model.is_on_cpu else 32)
         self._decoder = Decoder(self._model)
         self._senders: dict[tuple[str, FeatureSchema], FeatureSender] = {}
         self._closing = threading.Event()
@@ -119,7 +117,7 @@ class HfEngine(Engine):
         begins is used for its whole answer.
         """
         # A KV cache that cannot drop tokens cannot align several sequences either.
-        most = 1 if self._model.unrewindable_layers() else self._max_num_seqs
+        most = 1 if self._model.unrewindable_layers() else self._config.max_num_seqs
         most = min(most, sampling.concurrency or most)
         batch, served = self._submit(lambda: self._begin(sampling)).result()
         may_ask = True

@@ -193,11 +193,6 @@ class HfModel:
         kinds = getattr(self.causal_lm.config.get_text_config(), "layer_types", None) or ()
         return sorted(set(kinds) - _REWINDABLE)
 
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether the target is in host memory."""
-        return all(weight.is_cpu for weight in self.causal_lm.parameters())
-
     @cached_property
     def takes_positions(self) -> bool:
         """Whether a forward pass takes its tokens' positions. Otherwise the attention mask determines them."""
