@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from spec_core.records import AcceptanceCounters
+from spec_trainer.base.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 _WARM_UP_ROUNDS = 2
 """Rounds that are decoded before the timing starts, because the first use compiles kernels."""
+_WARM_UP_SIZES = (1, 2, 3, 4, 8, 16)
+"""Numbers of prompts that are decoded before the timing starts, besides all. Triton compiles a kernel anew where an
+integer argument becomes 1, or becomes divisible by 16 or not. With guesses, an argument may be a multiple of the
+number of prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,25 +77,41 @@ class Pass:
         return sum(answer.cached_tokens for answer in self.answers)
 
 
-def decode(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Pass:
-    """Let the engine answer all prompts at once, and measure the time, after a warm-up."""
-    warm_up(engine, prompts, sampling)
-    return decode_warm(engine, prompts, sampling)
+def decode(
+    engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams, what: str = "decoding"
+) -> Pass:
+    """Let the engine answer all prompts at once, and measure the time, after a warm-up.
+
+    ``what`` says what is decoded, for those who wait for it.
+    """
+    with Waiting(f"{what}, warm-up") as waiting:
+        warm_up(engine, prompts, sampling)
+        waiting.begin(what)
+        return decode_warm(engine, prompts, sampling)
 
 
 def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> None:
-    """Let the engine decode a few tokens of each answer, so that it is warm when the timing starts."""
+    """Let the engine decode a few tokens of each answer, so that it is warm when the timing starts.
+
+    An engine in separate processes also decodes few prompts at a time, as when the last answers of a pass end.
+    """
     few = min(sampling.max_new_tokens, _WARM_UP_ROUNDS * (1 + sampling.num_draft_tokens))
-    engine.generate(prompts, replace(sampling, max_new_tokens=few))
+    most = min(len(prompts), sampling.concurrency or len(prompts))
+    sizes = () if engine.abilities.in_process else (size for size in _WARM_UP_SIZES if size < most)
+    for size in (*sizes, len(prompts)):
+        engine.generate(prompts[:size], replace(sampling, max_new_tokens=few))
 
 
 def answer_prompts(
     engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams
 ) -> list[Generation]:
     """Return the engine's answers without the tokens after an end token, which would become data (E18)."""
-    answers = engine.generate(prompts, sampling)
-    ends = engine.target.eos_token_ids if sampling.stop_at_eos else ()
-    return [answer.up_to(ends) for answer in answers]
+    return [cut_at_end_token(answer, engine, sampling) for answer in engine.generate(prompts, sampling)]
+
+
+def cut_at_end_token(answer: Generation, engine: Engine, sampling: SamplingParams) -> Generation:
+    """Return an engine's answer without the tokens after an end token, if end tokens end it."""
+    return answer.up_to(engine.target.eos_token_ids if sampling.stop_at_eos else ())
 
 
 def decode_warm(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Pass:

@@ -277,10 +277,11 @@ class Answering:
     def __init__(self):
         self.prompts = []
 
-    def generate(self, prompts, sampling):
+    def generate_unordered(self, next_request, sampling):
         assert (sampling.temperature, sampling.num_draft_tokens) == (0, 0)
-        self.prompts += ["".join(map(chr, prompt)) for prompt in prompts]
-        return [Generation(token_ids=(111, 107, 0)) for _ in prompts]
+        while request := next_request():
+            self.prompts.append("".join(map(chr, request.prompt)))
+            yield request, Generation(token_ids=(111, 107, 0))
 
 
 def test_a_second_question_follows_the_answer_to_the_first():
@@ -295,6 +296,19 @@ def test_a_second_question_follows_the_answer_to_the_first():
     texts = ["".join(map(chr, prompt)) for prompt in work.prompts]
     assert texts == ["u:a|", "u:a|a:ok|u:b|", "u:a|a:ok|u:b|a:ok|u:c|", "u:d|"]
     assert work.benchmarks == ("mt_bench",) * 4
+
+
+def test_a_second_question_is_asked_while_others_wait_for_their_first_answer():
+    rows = [benchmarks.BenchmarkRow("mt_bench", str(number), ["a", "b", "c"]) for number in range(3)]
+    asked = Questions(rows, Characters(), 50)
+    first, second, third = (asked.next_request() for _ in range(3))
+    assert asked.next_request() is None
+    asked.take(second, (111,))
+    assert "".join(map(chr, asked.next_request().prompt)) == "u:a|a:o|u:b|"
+    assert asked.next_request() is None
+    for request in (third, first):
+        asked.take(request, (111,))
+    assert asked.num_open == 3
 
 
 def test_a_prompt_that_has_become_too_long_is_refused():

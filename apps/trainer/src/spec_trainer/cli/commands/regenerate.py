@@ -26,7 +26,7 @@ from spec_trainer.measure.regeneration.conversation import open_conversation
 from spec_trainer.measure.regeneration.row_requests import RowInProgress, RowRequests
 from spec_trainer.plan.images import prompt_image_rules
 from spec_trainer.training.wiring import create_engine
-from spec_trainer.workers.passes import warm_up
+from spec_trainer.workers.passes import cut_at_end_token, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -202,9 +202,9 @@ def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dic
     with _started_engine(work, file.rows) as engine, progress:
         started = time.monotonic()
         for request, answer in engine.generate_unordered(requests.next_request, sampling):
-            whole = answer.up_to(work.target.eos_token_ids)
-            num_tokens += len(whole.token_ids)
-            if (row := requests.take(request, whole, sampling.max_new_tokens)) is not None:
+            answer = cut_at_end_token(answer, engine, sampling)
+            num_tokens += len(answer.token_ids)
+            if (row := requests.take(request, answer, sampling.max_new_tokens)) is not None:
                 file.append(row.conversation.row(row.number, row.content))
                 num_left -= 1
                 rate = num_tokens / (time.monotonic() - started)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError, DataError
 from spec_core.foreign import foreign_errors, read_bytes
+from spec_core.records import GenerationRequest
 from spec_core.wording import shortened, shown
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.row_files import READABLE
@@ -191,6 +193,8 @@ class Questions:
         self._rows, self._encoder, self._longest = rows, encoder, longest
         for row in rows:
             row.ask(encoder, longest)
+        self._waiting = deque(row for row in rows if row.is_open)
+        self._asked: dict[GenerationRequest, BenchmarkRow] = {}
 
     @property
     def prompts(self) -> list[Sequence[int]]:
@@ -208,21 +212,29 @@ class Questions:
         return tuple(row.right for row in self._rows for _ in row.prompts)
 
     @property
-    def are_open(self) -> bool:
-        """Whether a row has a question that was not asked yet."""
-        return any(row.is_open for row in self._rows)
+    def num_open(self) -> int:
+        """Number of rows with a question that was not asked yet."""
+        return sum(row.is_open for row in self._rows)
 
-    def ask_all(self, answer: Callable[[list[Sequence[int]]], Sequence[Sequence[int]]]) -> None:
-        """Make the prompts of all later questions, which contain the target's answers to earlier questions.
+    def next_request(self) -> GenerationRequest | None:
+        """Return a request for an answer that a row's next question follows; None if there is none at present."""
+        if not self._waiting:
+            return None
+        row = self._waiting.popleft()
+        request = GenerationRequest(prompt=row.prompts[-1])
+        self._asked[request] = row
+        return request
 
-        The function ``answer`` gets prompts and returns the tokens of the target's answers, without
-        end-of-text tokens. Answers that were cut are used, too.
+    def take(self, request: GenerationRequest, token_ids: Sequence[int]) -> None:
+        """Make the prompt of the question after the answer ``token_ids``, which has no end-of-text token.
+
+        An answer that was cut is used, too.
         """
-        while waiting := [row for row in self._rows if row.is_open]:
-            answers = answer([row.prompts[-1] for row in waiting])
-            for row, token_ids in zip(waiting, answers, strict=True):
-                row.answer(self._encoder.decode(token_ids))
-                row.ask(self._encoder, self._longest)
+        row = self._asked.pop(request)
+        row.answer(self._encoder.decode(token_ids))
+        row.ask(self._encoder, self._longest)
+        if row.is_open:
+            self._waiting.append(row)
 
 
 def read_benchmarks(wanted: Mapping[str, int | None], folder: Path | None) -> list[BenchmarkRow]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spec_trainer.base.waiting import Waiting
-from spec_trainer.workers.passes import Pass, answer_prompts, decode
+from spec_trainer.workers.passes import Pass, answer_prompts, cut_at_end_token, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from spec_core import Engine
     from spec_core.records import SamplingParams
     from spec_trainer.measure.evaluation.benchmarks import Questions
-    from spec_trainer.measure.evaluation.workload import Prompts, Workload
+    from spec_trainer.measure.evaluation.workload import Workload
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +47,13 @@ def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
     """
     ends = frozenset(engine.target.eos_token_ids)
     sampling = work.without_draft().greedy
-
-    def answer(prompts: Prompts) -> list[list[int]]:
-        log.info("answering prompts (%d), for the questions that follow", len(prompts))
-        answers = [list(answer.token_ids) for answer in answer_prompts(engine, prompts, sampling)]
-        return [ids[:-1] if ids and ids[-1] in ends else ids for ids in answers]
-
-    if asked.are_open:
-        asked.ask_all(answer)
+    if asked.num_open:
+        what = f"answering prompts ({asked.num_open}), for the questions that follow"
+        log.info("%s", what)
+        with Waiting(what):
+            for request, answer in engine.generate_unordered(asked.next_request, sampling):
+                ids = cut_at_end_token(answer, engine, sampling).token_ids
+                asked.take(request, ids[:-1] if ids and ids[-1] in ends else ids)
     return replace(work, prompts=asked.prompts, benchmarks=asked.benchmarks, right=asked.right)
 
 
@@ -89,42 +88,39 @@ def decode_once_with(engine: Engine, draft_model: Path, work: Workload, what: st
     """
     engine.load_draft(draft_model)
     name = f"decoding prompts ({len(work.prompts)}) with {what}"
-    return _logged(name, lambda: decode(engine, work.prompts, work.timed))
+    return _logged(name, lambda: decode(engine, work.prompts, work.timed, name))
 
 
 def _decode_all(engine: Engine, work: Workload, how: str) -> Passes:
     what = f"decoding prompts ({len(work.prompts)})"
-    greedy, sampled = _logged(f"{what} greedily {how}", lambda: _decode_once(engine, work, work.greedy)), None
+    greedy, sampled = _decode_once(engine, work, work.greedy, f"{what} greedily {how}"), None
     if (sampling := work.sampled) is not None:
         at = f"{what} at temperature {sampling.temperature:g} {how}"
-        sampled = _logged(at, lambda: _decode_once(engine, work, sampling))
-    loads = {
-        size: _logged(
-            f"timing answers at concurrency {size} {how}", partial(_decode_load, engine, work, size)
-        )
-        for size in work.concurrency
-    }
+        sampled = _decode_once(engine, work, sampling, at)
+    loads = {size: _decode_load(engine, work, size, how) for size in work.concurrency}
     return Passes(greedy=greedy, sampled=sampled, loads=loads)
 
 
 def _logged(what: str, decode_one: Callable[[], Pass]) -> Pass:
     """Decode one pass, and log its figures as soon as it is done, so that a command that is killed has shown them."""
     log.info("%s", what)
-    with Waiting(what):
-        done = decode_one()
+    done = decode_one()
     tau = f", tau {done.counters.acceptance_length:.3f}" if done.counters.rounds else ""
     log.info("done %s: %s tokens, %.1f tokens/s%s", what, f"{done.num_tokens:,}", done.tokens_per_s, tau)
     return done
 
 
-def _decode_load(engine: Engine, work: Workload, size: int) -> Pass:
+def _decode_load(engine: Engine, work: Workload, size: int, how: str) -> Pass:
+    what = f"timing answers at concurrency {size} {how}"
     streamed = replace(work.timed, with_times=True, concurrency=size)
-    return decode(engine, work.enough_for(size), streamed)
+    return _logged(what, lambda: decode(engine, work.enough_for(size), streamed, what))
 
 
-def _decode_once(engine: Engine, work: Workload, sampling: SamplingParams) -> Pass:
+def _decode_once(engine: Engine, work: Workload, sampling: SamplingParams, what: str) -> Pass:
     if not work.benchmarks:
-        return decode(engine, work.prompts, sampling)
-    return Pass.joined(
-        {name: decode(engine, prompts, sampling) for name, prompts in work.by_benchmark().items()}
-    )
+        return _logged(what, lambda: decode(engine, work.prompts, sampling, what))
+    passes = {
+        name: partial(decode, engine, prompts, sampling, f"{what}, {name}")
+        for name, prompts in work.by_benchmark().items()
+    }
+    return _logged(what, lambda: Pass.joined({name: decode_one() for name, decode_one in passes.items()}))

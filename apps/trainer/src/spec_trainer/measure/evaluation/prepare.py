@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE = 256
+"""Largest number of answers at once, with a draft and without one. An engine may decode more at once without a draft,
+and then speeds could not be compared."""
 _OTHER_TEMPERATURE = 1.0
 """Temperature of the sampled answers if the request has none."""
 
@@ -70,6 +73,7 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
         seed=request.seed,
         num_draft_tokens=num_draft_tokens,
         stop_at_eos=request.stop_at_eos,
+        concurrency=_AT_ONCE,
     )
     trained = read_chat_record(request.draft_folder)
     chat = options.config.data.completed_by(trained, f"draft {request.draft_folder}")
