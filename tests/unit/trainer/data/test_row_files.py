@@ -115,6 +115,21 @@ def test_a_parquet_row_may_not_take_gigabytes(tmp_path):
     )
 
 
+@pytest.mark.parametrize("as_dictionary", [True, False])
+def test_a_parquet_file_may_not_hold_many_times_its_size(tmp_path, as_dictionary):
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 9_000, pa.int32()), pa.array(["x" * (1 << 20)]))
+    if not as_dictionary:
+        texts = texts[:200].dictionary_decode()
+    parquet.write_table(pa.table({"text": texts}), tmp_path / "rows.parquet", compression="zstd")
+    rows = read_rows(str(tmp_path / "rows.parquet"))
+    for _ in range(32):
+        next(rows)
+    with pytest.raises(
+        DataError, match=r"rows.parquet:33: up to this row, the file holds more than 100 times"
+    ):
+        next(rows)
+
+
 def test_a_parquet_file_has_a_byte_for_each_row_beyond_a_million(tmp_path):
     file = tmp_path / "rows.parquet"
     parquet.write_table(pa.table({"text": pa.nulls(2_000_000, pa.string())}), file)

@@ -27,7 +27,8 @@ _LINE_BYTES = 16 << 20
 """Largest number of bytes of one JSONL row, enough for some millions of tokens. As Python lists they take 20 times as
 much."""
 _UNPACKED_BYTES = 64 << 20
-"""Number of bytes that any .jsonl.gz file may hold; a larger one at most ``_MOST_PACKED`` times its own size."""
+"""Number of bytes that any .jsonl.gz or .parquet file may hold; a larger one at most ``_MOST_PACKED`` times its own
+size."""
 _MOST_PACKED = 100
 _EMPTY_LINES = 1 << 20
 """Largest number of lines without a row in a .jsonl file."""
@@ -71,7 +72,7 @@ def rows_of_file(file: Path, kind: str) -> Iterator[DataRow]:
 
 def _jsonl_rows(file: Path) -> Iterator[DataRow]:
     packed = file.suffix == ".gz"
-    left = max(_UNPACKED_BYTES, _MOST_PACKED * file.stat().st_size) if packed else math.inf
+    left = _unpacked_bytes(file) if packed else math.inf
     num_empty = 0
     with gzip.open(file) if packed else file.open("rb") as lines:
         for number in itertools.count(1):
@@ -82,10 +83,7 @@ def _jsonl_rows(file: Path) -> Iterator[DataRow]:
                     f"{file}:{number}: the line has more than {_LINE_BYTES} bytes; cut the row into several"
                 )
             if left < 0:
-                raise DataError(
-                    f"{file}:{number}: up to this line, the file holds more than {_MOST_PACKED} times as many bytes "
-                    "as it takes compressed, which data does not; decompress it if it is sound"
-                )
+                raise _unpacks_too_much(f"{file}:{number}")
             if not line:
                 return
             if line.strip():
@@ -94,6 +92,18 @@ def _jsonl_rows(file: Path) -> Iterator[DataRow]:
             num_empty += 1
             if num_empty > _EMPTY_LINES:
                 raise DataError(f"{file}:{number}: more than {_EMPTY_LINES} lines are empty; remove them")
+
+
+def _unpacked_bytes(file: Path) -> int:
+    """Return how many bytes a compressed file may hold. A file of some kB must not keep a command for hours."""
+    return max(_UNPACKED_BYTES, _MOST_PACKED * file.stat().st_size)
+
+
+def _unpacks_too_much(where: str) -> DataError:
+    return DataError(
+        f"{where}: up to this row, the file holds more than {_MOST_PACKED} times as many bytes as it takes "
+        "compressed, which data does not; write it as a .jsonl file if it is sound"
+    )
 
 
 def _decode_line(line: bytes) -> object:
@@ -196,19 +206,29 @@ def _parquet_rows(file: Path) -> Iterator[DataRow]:
                 f"{file}: it has {num_rows} rows in {num_bytes} bytes, expected a byte for each row"
             )
         batches = table.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
-        number = 0
-        while (rows := _decoded_rows(f"{file}:{number + 1}", batches)) is not None:
+        number, left = 0, _unpacked_bytes(file)
+        while (decoded := _decoded_rows(f"{file}:{number + 1}", batches)) is not None:
+            rows, size = decoded
+            left -= size
+            if left < 0:
+                raise _unpacks_too_much(f"{file}:{number + 1}")
             for row in rows:
                 number += 1
                 yield DataRow(f"{file}:{number}", without_nulls(row))
 
 
-def _decoded_rows(where: str, batches: Iterator[RecordBatch]) -> list[object] | None:
-    """Return the rows of the next batch; None at the end."""
+def _decoded_rows(where: str, batches: Iterator[RecordBatch]) -> tuple[list[object], int] | None:
+    """Return the rows of the next batch and their number of bytes, without dictionaries; None at the end."""
+    from pyarrow import types
+
     try:
         with memory_limit(_BATCH_BYTES):
-            batch = next(batches, None)
-            return None if batch is None else batch.to_pylist()
+            if (batch := next(batches, None)) is None:
+                return None
+            columns = [
+                column.dictionary_decode() if types.is_dictionary(column.type) else column for column in batch
+            ]
+            return batch.to_pylist(), sum(column.nbytes for column in columns)
     except MemoryError as error:
         raise DataError(
             f"{where}: {_BATCH_ROWS} rows from this one on take more than {_BATCH_BYTES >> 20} MiB of memory; cut "
