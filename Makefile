@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --no-compile
 ENGINES ?= $(VENV)-vllm
 SGLANG ?= $(VENV)-sglang
+LLAMACPP ?= $(VENV)-llamacpp
 ASCEND ?= $(VENV)-ascend
 TARGETS ?= .cache/targets
 TEMPLATES ?= .cache/templates
@@ -34,14 +35,14 @@ EDITABLE := $(foreach member,$(filter-out apps/trainer,$(MEMBERS)),--editable ./
 # Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install environments quickstart test test-slow test-engines test-sglang test-ascend test-ray test-megatron test-targets test-templates test-agents test-chaos test-soak test-parts check release docs bench mutations mutations-survey mutations-ascend clean
+.PHONY: help install environments quickstart test test-slow test-engines test-sglang test-llamacpp test-ascend test-ray test-megatron test-targets test-templates test-agents test-chaos test-soak test-parts check release docs bench mutations mutations-survey mutations-ascend clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 install: $(VENV)/installed ## make the local environment
 
-environments: $(ENGINES)/installed $(SGLANG)/installed $(ASCEND)/installed ## make those of test-engines, test-sglang, test-ascend
+environments: $(ENGINES)/installed $(SGLANG)/installed $(LLAMACPP)/installed $(ASCEND)/installed ## make those of test-engines, test-sglang, test-llamacpp, test-ascend
 
 quickstart: $(VENV)/product ## train a tiny target and a draft for it, end to end, with a report
 	$(BIN)/spec-trainer quickstart
@@ -59,6 +60,9 @@ test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on
 
 test-sglang: $(SGLANG)/installed ## real SGLang on the CPU over a stand-in for its kernels, in an environment of its own
 	$(SGLANG)/bin/python -m pytest tests/engines/test_sglang.py tests/engines/test_sglang_runs.py tests/engines/test_sglang_images.py tests/engines/test_sglang_seeing_drafts.py tests/engines/test_sglang_follow.py tests/engines/test_sglang_serving_capture.py -m "$(ONLY)"
+
+test-llamacpp: $(LLAMACPP)/installed ## real llama.cpp on the CPU, in an environment of its own
+	$(LLAMACPP)/bin/python -m pytest tests/engines/test_llamacpp.py -m "$(ONLY)"
 
 test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-in for CANN, in an environment of its own
 	$(RIG) -m pytest tests/rig_ascend -n 3 --dist loadgroup -m "$(ONLY)"
@@ -130,7 +134,7 @@ mutations-ascend: $(ASCEND)/installed ## take away each wait, event and check of
 	$(RIG) -m tests.mutations.run ascend
 
 clean: ## remove the environment and what runs wrote
-	rm -rf $(VENV) $(ENGINES) $(SGLANG) $(ASCEND) $(TARGETS) $(TEMPLATES) runs dist site
+	rm -rf $(VENV) $(ENGINES) $(SGLANG) $(LLAMACPP) $(ASCEND) $(TARGETS) $(TEMPLATES) runs dist site
 
 # What a user has: no tools for tests. torch first, pinned: what follows then finds it satisfied and fetches no other
 # build. Python compiles what it imports: all of torch and transformers would take longer than the rest. One environment
@@ -163,6 +167,13 @@ $(SGLANG)/installed: $(VENV)/installed tests/engines/requirements-sglang.txt
 	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(SGLANG)/bin/python $(SITE))/lent.pth"
 	$(SGLANG)/bin/pip install --quiet --no-compile --no-deps sglang==0.5.23 xgrammar==0.2.7
 	$(SGLANG)/bin/pip install --quiet --no-compile --no-warn-conflicts --constraint constraints.txt --requirement tests/engines/requirements-sglang.txt
+	touch $@
+
+# The main environment, lent, with llama.cpp's server on top.
+$(LLAMACPP)/installed: $(VENV)/installed tests/engines/requirements-llamacpp.txt
+	$(BIN)/python -m venv $(LLAMACPP)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(LLAMACPP)/bin/python $(SITE))/lent.pth"
+	$(LLAMACPP)/bin/pip install --quiet --no-compile --requirement tests/engines/requirements-llamacpp.txt
 	touch $@
 
 # About 150 MB of packages for 70 MB of files: neither belongs into the repository or into every run of the tests.

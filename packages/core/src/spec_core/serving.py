@@ -18,17 +18,23 @@ V4  ``live_server_words`` returns further words of the command with which the pr
     Optional: by default it returns None, because the program does not do all this.
 V5  ``counters`` reads the counters of a running, unmodified program from the text of its metrics, and returns None
     for the metrics of any other program. Optional: by default it returns None for all metrics.
+V6  ``write`` writes an export as one new file in a format of ``formats``, which the program loads as it was trained.
+    It raises UsageError, one line, and leaves no file if the format cannot express the draft. Optional: by default
+    there are no formats, because the program loads the folder.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from spec_core.config import EngineConfig
     from spec_core.draft import Draft
     from spec_core.records import Availability, ServerCounters
     from spec_core.target import TargetSpec
@@ -36,6 +42,9 @@ if TYPE_CHECKING:
 
 class Serving(ABC):
     """A Serving describes the program that serves drafts. The module's docstring has the contract."""
+
+    formats: ClassVar[frozenset[str]] = frozenset()
+    """Names of the file formats in which ``write`` writes an export (V6)."""
 
     @abstractmethod
     def check_export(self, target: TargetSpec, draft: Draft, folder: Path) -> None:
@@ -69,3 +78,12 @@ class Serving(ABC):
         that cannot be parsed count as absent.
         """
         return None
+
+    def write(
+        self, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, output: Path
+    ) -> str:
+        """Write the export in ``folder`` as the new file ``output``; return the shell command that serves it (V6).
+
+        ``config``: the section ``engine`` of the engine that has this Serving.
+        """
+        raise ConfigError("this engine's program loads an export's folder, and has no file format")

@@ -43,7 +43,19 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
         "gamma": 1.0,  # the target accepts few guesses of a small draft
     }
     learns_from_guesses: ClassVar[bool] = True
-    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}
+    serving_methods: ClassVar[Mapping[str, str]] = {
+        "vllm": "dflash",
+        "sglang": "DFLASH",
+        "llamacpp": "draft-dflash",
+    }
+
+    def __init__(self, config: DraftConfig) -> None:
+        """Make the draft. llama.cpp has one setting of causality for all layers, and cannot serve sliding ones."""
+        super().__init__(config)
+        if self.options.sliding_window is not None:
+            self.serving_methods = {
+                name: method for name, method in self.serving_methods.items() if name != "llamacpp"
+            }
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:

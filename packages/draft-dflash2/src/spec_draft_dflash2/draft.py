@@ -41,7 +41,11 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         "selector_top_k": 64,  # at a high temperature, 16 candidates hold too little of the distribution
     }
     learns_from_guesses: ClassVar[bool] = True
-    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}
+    serving_methods: ClassVar[Mapping[str, str]] = {
+        "vllm": "dflash",
+        "sglang": "DFLASH",
+        "llamacpp": "draft-dflash",
+    }
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:

@@ -42,7 +42,11 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
         "gamma": 2.0,  # the target accepts few guesses of a small draft
     }
     learns_from_guesses: ClassVar[bool] = True
-    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dspark", "sglang": "DSPARK"}
+    serving_methods: ClassVar[Mapping[str, str]] = {
+        "vllm": "dspark",
+        "sglang": "DSPARK",
+        "llamacpp": "draft-dspark",
+    }
 
     def __init__(self, config: DraftConfig) -> None:
         """Make the draft. If its Markov head is not ``vanilla``, only SGLang can serve it."""

@@ -51,22 +51,39 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
     depth_option: ClassVar[str] = "num_steps"
     small_run: ClassVar[Mapping[str, object]] = {"num_steps": 3, "step_decay": 1.0}
     learns_from_guesses: ClassVar[bool] = True
-    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3", "sglang": "EAGLE3"}
+    serving_methods: ClassVar[Mapping[str, str]] = {
+        "vllm": "eagle3",
+        "sglang": "EAGLE3",
+        "llamacpp": "draft-eagle3",
+    }
 
     def __init__(self, config: DraftConfig) -> None:
         """Make the draft and decide which engines can serve it.
 
         Serving a draft of several layers with SGLang is not supported, because it was never tried. vLLM
-        cannot serve a draft that reads the target's embeddings of images. Raise ConfigError if an option is a
-        size of a kind of attention that the draft does not have.
+        cannot serve a draft that reads the target's embeddings of images. llama.cpp has neither of both, no latent
+        attention and no norms of EAGLE 3.1. Raise ConfigError if an option is a size of a kind of attention that the
+        draft does not have.
         """
         super().__init__(config)
         _check_sizes(self.options, is_fresh=self.checkpoint is None)
         several = (self.options.num_layers or 1) > 1
-        unable = {"sglang": several, "vllm": self.merges_images}
+        unable = {
+            "sglang": several,
+            "vllm": self.merges_images,
+            "llamacpp": several or self.merges_images or not self._is_original,
+        }
         self.serving_methods = {
             name: method for name, method in self.serving_methods.items() if not unable.get(name)
         }
+
+    @property
+    def _is_original(self) -> bool:
+        """Whether the draft is as in EAGLE 3: without later norms and kinds of attention, from three layers."""
+        options = self.options
+        captured = options.layers if self.checkpoint is None else self.checkpoint.shape.captured
+        three = captured is None or len(captured) == 3
+        return three and options.attention == "gqa" and not (options.fc_norm or options.norm_output)
 
     @property
     def merges_images(self) -> bool:

@@ -20,16 +20,18 @@ _STD = 0.5
 """Standard deviation of the weights: large enough that the draft's guesses depend on them."""
 
 
-def draw_draft(folder: Path, target: TargetSpec, seed: int, algorithm: str = "eagle3") -> Path:
+def draw_draft(
+    folder: Path, target: TargetSpec, seed: int, algorithm: str = "eagle3", **options: object
+) -> Path:
     """Write an export with random weights for ``target`` into ``folder``, and return ``folder``.
 
-    If ``folder`` exists, it is returned unchanged. ``algorithm``: name of an installed draft plugin. Exports of
-    different seeds differ only in the weights.
+    If ``folder`` exists, it is returned unchanged. ``algorithm``: name of an installed draft plugin. ``options``: its
+    options. Exports of different seeds differ only in the weights.
     """
     if folder.exists():
         return folder
     plugin = plugins.load(Draft, algorithm)
-    draft = plugin(plugin.Config.model_validate({"name": plugin.name}))
+    draft = plugin(plugin.Config.model_validate({"name": plugin.name, **options}))
     folder.mkdir()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

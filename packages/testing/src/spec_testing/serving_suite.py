@@ -1,4 +1,4 @@
-"""ServingSuite tests the contract of spec_core.serving (V1–V5).
+"""ServingSuite tests the contract of spec_core.serving (V1–V6).
 
 ::
 
@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core.errors import ConfigError
+from spec_core.config import EngineConfig
+from spec_core.errors import ConfigError, UsageError
 from spec_core.records import Availability
 from spec_kit.drafting import recognise
 from spec_testing.conformance import ConformanceSuite
@@ -55,6 +56,11 @@ class ServingSuite(ConformanceSuite):
     def draft_folder(self) -> Path:
         """Return the folder of an exported draft for the target, which the program serves."""
         raise pytest.UsageError("a ServingSuite needs a fixture 'draft_folder'")
+
+    @pytest.fixture
+    def config(self) -> EngineConfig:
+        """Return the options of the engine with which an export is written in one of ``formats``."""
+        return EngineConfig()
 
     @pytest.fixture
     def draft(self, target: TargetSpec, draft_folder: Path) -> Draft:
@@ -110,6 +116,25 @@ class ServingSuite(ConformanceSuite):
     def test_v5_metrics_of_another_program_are_none(self, serving: Serving, metrics: str) -> None:
         """V5: None for the metrics of another program, and never an error, whatever the text."""
         assert serving.counters(metrics) is None
+
+    def test_v6_an_export_is_one_new_file_that_the_command_names(
+        self,
+        serving: Serving,
+        config: EngineConfig,
+        target: TargetSpec,
+        draft: Draft,
+        draft_folder: Path,
+        tmp_path: Path,
+    ) -> None:
+        """V6: the file is new, and the command names it; a program without formats refuses in one line."""
+        output = tmp_path / "export"
+        if serving.formats:
+            command = serving.write(config, target, draft, draft_folder, output)
+            assert str(output) in shlex.split(command)
+            assert output.is_file()
+        with pytest.raises(UsageError, match=r"\A[^\n]+\Z"):
+            serving.write(config, target, draft, draft_folder, output)
+        assert output.exists() == bool(serving.formats)
 
 
 def _contents(folder: Path) -> dict[str, bytes]:

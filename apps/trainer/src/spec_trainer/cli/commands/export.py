@@ -23,15 +23,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core import Draft, TargetSpec
+    from spec_trainer.cli.commands.formats import ExportFormat
 
 
 def export_checkpoint(
-    checkpoint: Path, output: Path, target_folder: str | None = None, *, whole_target: bool = False
+    checkpoint: Path,
+    output: Path,
+    target_folder: str | None = None,
+    *,
+    whole_target: bool = False,
+    file_format: ExportFormat | None = None,
 ) -> dict[str, Any]:
     """Write the draft of ``checkpoint`` into ``output``; return path, figures and serving commands.
 
     ``target_folder``: the new path of the target, if its folder was moved; it must be the target that the draft was
-    trained for. ``whole_target``: write a copy of the target with the draft inside.
+    trained for. ``whole_target``: write a copy of the target with the draft inside. ``file_format``: write a file of
+    an engine's format, not a folder.
     """
     from spec_kit.drafting.draft_folder import recognise
     from spec_kit.targets import check_outside, read_target
@@ -51,6 +58,9 @@ def export_checkpoint(
     draft.check_target(target)
     num_draft_tokens = config.decode.num_draft_tokens or draft.default_draft_tokens
     weights = read_weights(types["strategy"], checkpoint)
+    figures = {"draft": str(output), "eval_acceptance_length": meta.acceptance_length}
+    if file_format is not None:
+        return figures | {"serve": file_format.write(draft, weights, target, output)}
     if whole_target:
         check_outside(target.folder, output)
         _export_inside_target(draft, weights, target, output)
@@ -58,11 +68,7 @@ def export_checkpoint(
         draft = recognise(output, target)
     else:
         export_draft(draft, weights, target, output, config.data)
-    return {
-        "draft": str(output),
-        "eval_acceptance_length": meta.acceptance_length,
-        "serve": serving_commands(target, draft, output, num_draft_tokens),
-    }
+    return figures | {"serve": serving_commands(target, draft, output, num_draft_tokens)}
 
 
 def _export_inside_target(draft: Draft, weights: dict[str, Tensor], target: TargetSpec, output: Path) -> None:

@@ -1,0 +1,70 @@
+"""Write a draft as a file in the format of an engine's program, for the commands ``export`` and ``convert``."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spec_core.engine import Engine
+from spec_core.errors import ConfigError, PluginError
+from spec_core.foreign import foreign_errors
+from spec_core.plugins import find, load_each
+from spec_trainer.base.disk import new_folder
+from spec_trainer.configuration.engine_options import read_engine_section
+from spec_trainer.run.draft_trainer import export_draft
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core import Draft, TargetSpec
+    from spec_core.config import EngineConfig
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """An engine whose Serving writes the format, and the options of the engine."""
+
+    engine_type: type[Engine]
+    config: EngineConfig
+
+    def write(
+        self, draft: Draft, weights: dict[str, Tensor], target: TargetSpec, output: Path
+    ) -> dict[str, str]:
+        """Write the draft's export as the file ``output``; return the engine and the command that serves the file."""
+        output.parent.mkdir(parents=True, exist_ok=True)
+        scratch = new_folder(output.parent, f".{output.name}-")
+        name, serving = self.engine_type.name, self.engine_type.serving
+        assert serving is not None
+        failure = f"engine {name!r} ({find(Engine, name).owner}) fails to write the export"
+        try:
+            export_draft(draft, weights, target, scratch / "draft")
+            with foreign_errors(PluginError, failure):
+                command = serving.write(self.config, target, draft, scratch / "draft", output)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return {name: command}
+
+
+def read_format(name: str | None, words: Sequence[str]) -> ExportFormat | None:
+    """Return the format called ``name``, with options of its engine from ``section.key=value`` words; None for None.
+
+    Raise ConfigError if no installed engine plugin writes it.
+    """
+    if name is None:
+        if words:
+            raise ConfigError(f"{words[0]}: options of an engine need --format, the format that it writes")
+        return None
+    known: dict[str, type[Engine]] = {}
+    for _, engine_type in load_each(Engine):
+        if not isinstance(engine_type, PluginError) and engine_type.serving is not None:
+            known |= dict.fromkeys(engine_type.serving.formats, engine_type)
+    if name not in known:
+        raise ConfigError(
+            f"--format={name}: no engine plugin here writes this format; they write "
+            f"{', '.join(sorted(known)) or 'none'}"
+        )
+    return ExportFormat(known[name], read_engine_section(known[name], words))

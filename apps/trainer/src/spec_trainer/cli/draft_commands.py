@@ -1,0 +1,88 @@
+"""This module defines the commands that write drafts: export and convert. It imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from spec_core.errors import ConfigError
+from spec_trainer.base.words import check_overrides
+from spec_trainer.cli.documents import print_text
+from spec_trainer.cli.examples import EXAMPLES
+from spec_trainer.cli.log_flags import LogFlags
+
+Format = Annotated[str | None, Parameter(name="--format")]
+
+_LOGS = LogFlags()
+
+
+def export_command(
+    *overrides: str,
+    checkpoint: Path,
+    output: Path,
+    target: str | None = None,
+    whole_target: bool = False,
+    file_format: Format = None,
+    logs: LogFlags = _LOGS,
+) -> None:
+    """Export a checkpoint as a draft folder that vLLM and SGLang load, or as a file in another engine's format.
+
+    Parameters
+    ----------
+    overrides
+        Options of the engine that writes the format, such as engine.KEY=VALUE.
+    checkpoint
+        A step-N folder of a run.
+    output
+        Folder or file to write; must not exist.
+    target
+        Folder of the target, if it was moved since the training.
+    whole_target
+        Write a copy of the target with the draft inside, for a draft that is part of its target (an MTP head).
+    file_format
+        Format of an engine's own, such as gguf: write one file, not a folder.
+    """
+    check_overrides(overrides, list(EXAMPLES))
+    if whole_target and file_format is not None:
+        raise ConfigError("--whole-target writes a folder: leave out --format")
+    from spec_trainer.cli.commands.export import export_checkpoint
+    from spec_trainer.cli.commands.formats import read_format
+    from spec_trainer.run.serving import closing_lines
+
+    wanted = read_format(file_format, overrides)
+    exported = export_checkpoint(checkpoint, output, target, whole_target=whole_target, file_format=wanted)
+    print_text("\n".join((f"draft: {exported['draft']}", *closing_lines(exported))))
+
+
+def convert(
+    *overrides: str,
+    draft_model: Path,
+    target: str,
+    output: Path,
+    file_format: Format = None,
+    logs: LogFlags = _LOGS,
+) -> None:
+    """Write a draft of speculators, SpecForge or AngelSlim in the layout that vLLM and SGLang load, or any as a file.
+
+    Parameters
+    ----------
+    overrides
+        Options of the engine that writes the format, such as engine.KEY=VALUE.
+    draft_model
+        Folder of the draft.
+    target
+        Folder or hub id of its target.
+    output
+        Folder or file to write; must not exist.
+    file_format
+        Format of an engine's own, such as gguf: write one file, not a folder.
+    """
+    check_overrides(overrides, list(EXAMPLES))
+    from spec_trainer.cli.commands.convert import convert_draft
+    from spec_trainer.cli.commands.formats import read_format
+    from spec_trainer.run.serving import command_lines
+
+    serve = convert_draft(draft_model, target, output, read_format(file_format, overrides))
+    print_text("\n".join((f"draft: {output}", *command_lines(serve))))

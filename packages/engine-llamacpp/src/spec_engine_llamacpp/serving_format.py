@@ -1,0 +1,169 @@
+"""Say how llama.cpp serves a draft's folder, and check whether it can.
+
+The draft's plugin has already checked the folder. llama.cpp drops settings that it does not know, without a word, so
+each of them is a flaw here. Sources: ``src/models/eagle3.cpp``, ``src/models/dflash.cpp``, and runs of the server in
+xllamacpp 2026.10.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ConfigError
+from spec_kit.drafting import Flaw, ServedFolder, architectures, check_served, parallel_mask_token, present
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core import Draft, TargetSpec
+    from spec_kit.drafting import Json
+
+CHAIN = "LlamaForCausalLMEagle3"
+"""Architecture name of an autoregressive draft."""
+BLOCK = "DFlashDraftModel"
+SELECTOR_BLOCK = "DFlash2DraftModel"
+MARKOV_BLOCK = "Qwen3DSparkModel"
+METHODS = {
+    CHAIN: "draft-eagle3",
+    BLOCK: "draft-dflash",
+    SELECTOR_BLOCK: "draft-dflash",
+    MARKOV_BLOCK: "draft-dspark",
+}
+"""Architecture name of a draft -> value of llama.cpp's ``--spec-type``."""
+CAPTURED = 3
+"""Number of captured layers that llama.cpp takes of an autoregressive draft."""
+WITH_CAPTURE = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "gpt_oss": "gpt-oss",
+    "gemma4_text": "gemma4",
+    "lfm2": "lfm2",
+    "minimax_m2": "minimax-m2",
+    "nemotron_h": "nemotron_h",
+}
+"""Model type of a target -> its architecture in a GGUF file, if llama.cpp can capture its layers. For any other,
+the server starts and ends at the first request."""
+
+
+def served_architecture(fields: Json) -> str:
+    """Return the architecture name of a draft that has passed ``check_llamacpp_folder``."""
+    return next(iter(architectures(fields) & METHODS.keys()))
+
+
+def check_llamacpp_folder(folder: Path, target: TargetSpec) -> None:
+    """Raise a one-line ArtifactError if llama.cpp would refuse the draft's folder or misread it."""
+    check_served("llama.cpp", (*_FLAWS, *_TARGET_FLAWS), folder, target)
+
+
+def check_llamacpp_export(folder: Path, target: TargetSpec) -> None:
+    """Raise a one-line ArtifactError for a flaw of the draft itself, which no other target would cure."""
+    check_served("llama.cpp", _FLAWS, folder, target)
+
+
+def check_planned(draft: Draft, target: TargetSpec) -> None:
+    """Raise ConfigError if llama.cpp cannot serve the exports of ``draft`` for ``target``."""
+    if flaw := ServedFolder.planned(draft, target).first_of((*_FLAWS, *_TARGET_FLAWS)):
+        raise ConfigError(flaw.problem)
+
+
+def rope_of(fields: Json) -> Json:
+    """Return the parameters of the draft's rotary embeddings, without null values."""
+    rope: Any = fields.get("rope_parameters") or {}
+    return {"rope_type": "default", **present(rope)}
+
+
+def _is_chain(draft: ServedFolder) -> bool:
+    return CHAIN in draft.architectures
+
+
+def _rope_is_unknown(draft: ServedFolder) -> bool:
+    rope = rope_of(draft.fields)
+    known = {"default", "linear", *(("llama3",) if _is_chain(draft) else ())}
+    return rope["rope_type"] not in known or rope.get("partial_rotary_factor", 1) != 1
+
+
+def _lattice_is_too_wide(draft: ServedFolder) -> bool:
+    candidates = draft.nested("dflash_config", "selector_top_k")
+    width = draft.fields.get("hidden_size")
+    return (
+        SELECTOR_BLOCK in draft.architectures
+        and isinstance(candidates, int)
+        and isinstance(width, int)
+        and width < candidates * (candidates + 1)
+    )
+
+
+_FLAWS = (
+    Flaw(
+        "it is in the layout of speculators; write it in the engines' own layout (spec-trainer convert)",
+        lambda draft: "speculators_model_type" in draft.fields,
+    ),
+    Flaw(
+        "it guesses a chain in one pass (P-EAGLE), for which llama.cpp has no graph; train an Eagle3 draft",
+        lambda draft: (
+            BLOCK not in draft.architectures
+            and SELECTOR_BLOCK not in draft.architectures
+            and MARKOV_BLOCK not in draft.architectures
+            and parallel_mask_token(draft.fields) is not None
+        ),
+    ),
+    Flaw(
+        "its architecture is none of those that can be written as a GGUF file of its own (Eagle3, DFlash, DFlash2, "
+        "DSpark); an MTP head goes into its target (spec-trainer export --whole-target), which llama.cpp's own "
+        "converter turns into GGUF",
+        lambda draft: draft.architectures.isdisjoint(METHODS),
+    ),
+    Flaw(
+        "it has EAGLE 3.1's norms, which llama.cpp drops without a word; train it with draft.fc_norm=false "
+        "draft.norm_output=false",
+        lambda draft: bool(
+            _is_chain(draft) and (draft.fields.get("fc_norm") or draft.fields.get("norm_output"))
+        ),
+    ),
+    Flaw(
+        "it has several layers, and llama.cpp runs one layer of an Eagle3 draft",
+        lambda draft: _is_chain(draft) and draft.fields.get("num_hidden_layers") != 1,
+    ),
+    Flaw(
+        f"llama.cpp captures exactly {CAPTURED} layers for an Eagle3 draft; set draft.layers to {CAPTURED} of them",
+        lambda draft: _is_chain(draft) and draft.fields.get("num_aux_hidden_states", CAPTURED) != CAPTURED,
+    ),
+    Flaw(
+        "it was trained with the target's embeddings of images, which llama.cpp does not give to a draft",
+        lambda draft: draft.fields.get("image_embeddings") == "merged",
+    ),
+    Flaw(
+        "it has sliding layers, and llama.cpp has one setting of causality for all layers of a block",
+        lambda draft: "sliding_attention" in (draft.fields.get("layer_types") or ()),
+    ),
+    Flaw(
+        "its Markov head is not vanilla, and llama.cpp knows that one alone",
+        lambda draft: draft.fields.get("markov_head_type", "vanilla") != "vanilla",
+    ),
+)
+_TARGET_FLAWS = (
+    Flaw(
+        "llama.cpp captures no layers of a target of this type, and ends at the first request (it captures those of "
+        f"{', '.join(sorted(WITH_CAPTURE))})",
+        lambda draft: draft.target.model_type not in WITH_CAPTURE,
+    ),
+    Flaw(
+        "its target scales embeddings, and llama.cpp gives a block draft the embeddings unscaled",
+        lambda draft: draft.target.embedding_scale != 1 and not _is_chain(draft),
+    ),
+    Flaw(
+        "its rotary embeddings have a type or a share of channels that cannot be written for this draft (default and "
+        "linear can, and llama3 for Eagle3)",
+        _rope_is_unknown,
+    ),
+    Flaw(
+        "its width is less than draft.selector_top_k · (draft.selector_top_k + 1), which llama.cpp needs; lower "
+        "draft.selector_top_k",
+        _lattice_is_too_wide,
+    ),
+)

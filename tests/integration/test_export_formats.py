@@ -1,0 +1,91 @@
+"""``export`` and ``convert`` with ``--format``: a file that another program than vLLM and SGLang loads."""
+
+import shlex
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from spec_trainer.cli.app import run
+
+from ..gguf_targets import write_target_gguf
+
+PLAIN = ("draft.fc_norm=false", "draft.norm_output=false")
+
+
+@pytest.fixture(scope="module")
+def target_gguf(tiny_llama, tmp_path_factory) -> Path:
+    return write_target_gguf(tiny_llama, tmp_path_factory.mktemp("gguf") / "target.gguf")
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_llama, rows_file, tmp_path_factory) -> Path:
+    """A run with the original norms, which has ended after one step."""
+    output = tmp_path_factory.mktemp("trained") / "run"
+    words = ["--target", tiny_llama, "--data", rows_file, "--output", output, "train.steps=1", *PLAIN]
+    assert run([str(word) for word in words]) == 0
+    return output
+
+
+def test_a_checkpoint_and_the_runs_draft_become_the_same_file(
+    command_line, trained, tiny_llama, target_gguf, tmp_path
+):
+    options = ["--format", "gguf", f"engine.gguf={target_gguf}", "engine.draft_type=f32"]
+    exported = command_line(
+        "export",
+        "--checkpoint",
+        trained / "checkpoints" / "step-1",
+        "--output",
+        tmp_path / "one.gguf",
+        *options,
+    )
+    converted = command_line(
+        "convert", "--draft-model", trained / "draft", "--target", tiny_llama, "--output", tmp_path / "two.gguf",
+        *options,
+    )  # fmt: skip
+    assert (exported.code, exported.err, converted.code, converted.err) == (0, "", 0, "")
+    for outcome, name in ((exported, "one.gguf"), (converted, "two.gguf")):
+        first, *_, command = outcome.out.splitlines()
+        assert first == f"draft: {tmp_path / name}"
+        assert shlex.split(command) == [
+            "llama-server", "-m", str(target_gguf), "-md", str(tmp_path / name), "--spec-type", "draft-eagle3",
+            "--spec-draft-n-max", "4", "--metrics",
+        ]  # fmt: skip
+    one, two = (gguf.GGUFReader(tmp_path / name).tensors for name in ("one.gguf", "two.gguf"))
+    assert [tensor.name for tensor in one] == [tensor.name for tensor in two]
+    assert all(np.array_equal(mine.data, theirs.data) for mine, theirs in zip(one, two, strict=True))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.gguf", "two.gguf"]
+
+
+def test_the_commands_of_a_run_say_how_its_draft_becomes_a_file(command_line, trained, tiny_llama, tmp_path):
+    """The first half of the command works as it stands, once the target's file is named."""
+    words = ("export", "--checkpoint", trained / "checkpoints" / "step-1", "--output", tmp_path / "draft")
+    lines = command_line(*words).out.splitlines()
+    command = lines[lines.index("serve it with llamacpp:") + 1]
+    convert, serve = command.split(" && ")
+    assert shlex.split(convert)[:6] == [
+        "spec-trainer", "convert", "--draft-model", str(tmp_path / "draft"), "--target", str(tiny_llama),
+    ]  # fmt: skip
+    file = write_target_gguf(tiny_llama, tmp_path / "TARGET.gguf")
+    assert command_line(*shlex.split(convert.replace("TARGET.gguf", str(file)))[1:]).code == 0
+    assert Path(shlex.split(serve)[4]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--format", "onnx"], "--format=onnx: no engine plugin here writes this format; they write gguf"),
+        (["engine.gguf=x"], "engine.gguf=x: options of an engine need --format, the format that it writes"),
+        (["--format", "gguf", "engine.guf=x"], "options: unknown key 'engine.guf' (did you mean 'gguf'?)"),
+        (["--format", "gguf"], "GGUF files; set engine.gguf to the file"),
+        (["--format", "gguf", "engine.gguf=none"], "engine.gguf=none: there is no such file"),
+        (["--format", "gguf", "--whole-target"], "--whole-target writes a folder: leave out --format"),
+    ],
+)
+def test_what_cannot_be_written_is_said_in_one_line(command_line, trained, tmp_path, words, problem):
+    checkpoint = trained / "checkpoints" / "step-1"
+    outcome = command_line("export", "--checkpoint", checkpoint, "--output", tmp_path / "draft.gguf", *words)
+    assert outcome.code == 2
+    assert problem in outcome.error
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,209 @@
+"""GGUF files of drafts: what is stored, and each draft or target that llama.cpp would serve wrongly, refused.
+
+That llama.cpp guesses from them as it should, ``tests/engines/test_llamacpp.py`` shows with the real server.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize
+from safetensors.torch import load_file
+
+from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_engine_llamacpp.config import LlamacppConfig
+from spec_engine_llamacpp.draft_gguf import write_draft_gguf
+from spec_engine_llamacpp.serving import LlamacppServing
+from spec_engine_llamacpp.serving_format import WITH_CAPTURE
+from spec_kit.drafting import recognise
+from spec_kit.targets import read_target
+from spec_testing import draw_draft
+
+from ...gguf_targets import write_target_gguf
+
+PLAIN = {"fc_norm": False, "norm_output": False}
+BLOCK = {"block_size": 4, "num_layers": 2, "num_features": 3}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def own_gguf(tiny_llama, tmp_path_factory) -> Path:
+    return write_target_gguf(tiny_llama, tmp_path_factory.mktemp("gguf") / "target.gguf")
+
+
+@pytest.fixture
+def draw(tiny_llama, tmp_path):
+    def draw(algorithm: str, **options: object) -> Path:
+        return draw_draft(tmp_path / "draft", read_target(tiny_llama), 0, algorithm, **options)
+
+    return draw
+
+
+def tensors(file: Path) -> dict[str, gguf.ReaderTensor]:
+    return {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+
+
+@pytest.mark.parametrize(("stored_as", "error"), [("f32", 0), ("f16", 1e-3), ("bf16", 8e-3), ("q8_0", 1e-2)])
+def test_matrices_are_stored_as_asked_and_norms_in_float32(
+    own_gguf, tiny_llama, draw, tmp_path, stored_as, error
+):
+    folder = draw("eagle3", **PLAIN)
+    write_draft_gguf(folder, read_target(tiny_llama), own_gguf, tmp_path / "draft.gguf", stored_as)
+    stored, original = tensors(tmp_path / "draft.gguf"), load_file(folder / "model.safetensors")
+    head = stored["output.weight"]
+    assert head.tensor_type.name == stored_as.upper()
+    expected = original["lm_head.weight"].numpy()
+    assert np.abs(dequantize(head.data, head.tensor_type) - expected).max() <= error * np.abs(expected).max()
+    norm = stored["blk.0.attn_norm_2.weight"]
+    assert norm.tensor_type.name == "F32"
+    assert np.array_equal(norm.data, original["midlayer.hidden_norm.weight"].numpy())
+    # 48 channels cannot be cut into blocks of 32
+    kind = stored["blk.0.ffn_down.weight"].tensor_type.name
+    assert kind == ("F16" if stored_as == "q8_0" else stored_as.upper())
+
+
+def test_a_vocabulary_map_holds_token_ids(own_gguf, tiny_llama, draw, tmp_path):
+    folder = draw("eagle3", vocab_size=40, **PLAIN)
+    write_draft_gguf(folder, read_target(tiny_llama), own_gguf, tmp_path / "draft.gguf", "f16")
+    chosen = load_file(folder / "model.safetensors")["t2d"].nonzero()[:, 0].numpy()
+    assert np.array_equal(tensors(tmp_path / "draft.gguf")["d2t"].data, chosen)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "problem"),
+    [
+        ("eagle3", {}, "EAGLE 3.1's norms"),
+        ("eagle3", {"fc_norm": False}, "EAGLE 3.1's norms"),
+        ("eagle3", {"num_layers": 2, **PLAIN}, "several layers"),
+        ("eagle3", {"layers": (1, 3, 5, 6), **PLAIN}, "exactly 3 layers"),
+        ("peagle", {}, "P-EAGLE"),
+        ("dflash", {"sliding_window": 8, **BLOCK}, "sliding layers"),
+        ("dspark", {"markov_head": "gated", **BLOCK}, "vanilla"),
+        ("dflash2", {"selector_top_k": 8, "conv_group_size": 8, **BLOCK}, "selector_top_k"),
+    ],
+)
+def test_what_llamacpp_would_misread_is_refused_in_one_line(
+    own_gguf, tiny_llama, draw, tmp_path, algorithm, options, problem
+):
+    folder = draw(algorithm, **options)
+    target, serving = read_target(tiny_llama), LlamacppServing()
+    draft = recognise(folder, target)
+    with pytest.raises(
+        ArtifactError, match=rf"\Adraft {folder} cannot be served by llama.cpp: .*{problem}.*\Z"
+    ):
+        serving.write(LlamacppConfig(gguf=own_gguf), target, draft, folder, tmp_path / "draft.gguf")
+    assert not list(tmp_path.glob("*.gguf*"))
+    with pytest.raises(ConfigError, match=r"\A[^\n]+\Z"):
+        serving.availability(target, draft)
+    with pytest.raises(ArtifactError):
+        serving.command(target, draft, folder, 2)
+
+
+def test_an_mtp_head_belongs_into_its_target(own_gguf, tiny_llama, draw, tmp_path):
+    folder = draw("eagle3", **PLAIN)
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"architectures": ["Qwen3_5MTP"]}))
+    with pytest.raises(ArtifactError, match="--whole-target"):
+        write_draft_gguf(folder, read_target(tiny_llama), own_gguf, tmp_path / "draft.gguf", "f16")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rope", "served"),
+    [("eagle3", LLAMA3, True), ("eagle3", YARN, False), ("dflash", LLAMA3, False), ("dflash", YARN, False)],
+)
+def test_rotary_embeddings_that_llamacpp_computes_otherwise_are_refused_for_the_target_alone(
+    make_target, tmp_path, algorithm, rope, served
+):
+    """The export itself is no failure: other engines serve it."""
+    target = read_target(make_target("llama", rope_parameters=rope))
+    options = PLAIN if algorithm == "eagle3" else BLOCK
+    folder = draw_draft(tmp_path / "draft", target, 0, algorithm, **options)
+    draft, serving = recognise(folder, target), LlamacppServing()
+    serving.check_export(target, draft, folder)
+    if served:
+        serving.availability(target, draft)
+        assert "draft-eagle3" in serving.command(target, draft, folder, 3)
+    else:
+        with pytest.raises(ConfigError, match="rotary embeddings"):
+            serving.availability(target, draft)
+        with pytest.raises(ArtifactError, match="rotary embeddings"):
+            serving.command(target, draft, folder, 3)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt2"])
+def test_a_target_without_capture_points_is_refused(own_gguf, tiny_llama, draw, tmp_path, model_type):
+    assert model_type not in WITH_CAPTURE
+    target = replace(read_target(tiny_llama), model_type=model_type)
+    with pytest.raises(ArtifactError, match="captures no layers of a target of this type"):
+        write_draft_gguf(draw("eagle3", **PLAIN), target, own_gguf, tmp_path / "draft.gguf", "f16")
+
+
+@pytest.mark.parametrize(
+    ("shape", "config", "problem"),
+    [
+        ("qwen3", {}, "architecture qwen3"),
+        ("llama", {"num_hidden_layers": 9}, "number of layers 9"),
+        ("llama", {"hidden_size": 64}, "width 64"),
+        ("llama", {"vocab_size": 98}, "vocabulary size 98"),
+    ],
+)
+def test_a_target_of_other_sizes_is_refused(make_target, tiny_llama, draw, tmp_path, shape, config, problem):
+    other = write_target_gguf(make_target(shape, **config), tmp_path / "other.gguf")
+    with pytest.raises(TargetError, match=rf"\A[^\n]*{problem}[^\n]*convert this folder to GGUF\Z"):
+        write_draft_gguf(
+            draw("eagle3", **PLAIN), read_target(tiny_llama), other, tmp_path / "draft.gguf", "f16"
+        )
+    assert not (tmp_path / "draft.gguf").exists()
+
+
+def test_a_target_of_other_weights_is_refused(tiny_llama, draw, tmp_path):
+    other = write_target_gguf(tiny_llama, tmp_path / "other.gguf")
+    (table,) = (t.data for t in gguf.GGUFReader(other, "r+").tensors if t.name == "token_embd.weight")
+    table[:] = table[::-1].copy()
+    table.flush()
+    with pytest.raises(TargetError, match=r"\Athe embedding in .* is not that of target [^\n]*\Z"):
+        write_draft_gguf(
+            draw("eagle3", **PLAIN), read_target(tiny_llama), other, tmp_path / "draft.gguf", "f16"
+        )
+
+
+@pytest.mark.parametrize("share", [0, 0.001, 0.01, 0.5, 0.999])
+def test_a_target_that_is_cut_off_ends_in_one_line(own_gguf, tiny_llama, draw, tmp_path, share):
+    cut, content = tmp_path / "cut.gguf", own_gguf.read_bytes()
+    cut.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(TargetError, match=r"\Atarget .*cut.gguf is no complete GGUF file: [^\n]+\Z"):
+        write_draft_gguf(
+            draw("eagle3", **PLAIN), read_target(tiny_llama), cut, tmp_path / "draft.gguf", "f16"
+        )
+
+
+def test_a_file_that_is_there_stays(own_gguf, tiny_llama, draw, tmp_path):
+    output = tmp_path / "draft.gguf"
+    output.write_text("mine")
+    with pytest.raises(ArtifactError, match=r"cannot be written as .*draft.gguf: .*exists"):
+        write_draft_gguf(draw("eagle3", **PLAIN), read_target(tiny_llama), own_gguf, output, "f16")
+    assert output.read_text() == "mine"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_the_targets_file_is_the_only_one_in_its_folder_or_named(tiny_llama, own_gguf, draw, tmp_path):
+    target, serving = read_target(tiny_llama), LlamacppServing()
+    folder = draw("eagle3", **PLAIN)
+    draft = recognise(folder, target)
+    for config, problem in (
+        (LlamacppConfig(), "has 0 GGUF files; set engine.gguf"),
+        (LlamacppConfig(gguf=tmp_path / "none.gguf"), "engine.gguf=.*none.gguf: there is no such file"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            serving.write(config, target, draft, folder, tmp_path / "draft.gguf")
