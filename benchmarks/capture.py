@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 from measure import machine, versions
 from random_target import SHAPES, write_random_target
 
-from spec_core import Backend, Draft, Engine, plugins
-from spec_core.engine import EngineContext
+from spec_core import Backend, Draft, Engine, EngineContext, plugins
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_core.validation import validate
 from spec_kit.targets.target_reader import read_target

@@ -28,9 +28,9 @@ from spec_core import (
     Strategy,
     TargetSpec,
     TargetTensors,
+    no_kernel,
     plugins,
 )
-from spec_core.kernels import no_kernel
 from spec_core.records import DraftBatch, Span, Supervision
 from spec_kit.layers import Fp8Layers, use_fp8_head
 from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from trainer_step import Case
 
-    from spec_core.kernels import FindKernel
+    from spec_core import FindKernel
     from spec_core.records import FeatureSchema
 
     Step = Callable[[], float]

@@ -42,8 +42,7 @@ from tests.engines.page_server import ServerProcess
 from tests.engines.replay import Replay
 from tests.seeing_targets import SEEING, picture, question, reference_states, request_of, save_seeing_target
 
-from spec_core import Backend, Engine, plugins
-from spec_core.engine import EngineContext
+from spec_core import Backend, Engine, EngineContext, plugins
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.drafting.draft_folder import recognise

@@ -38,8 +38,7 @@ from tests.captured_states import captured
 from tests.quantised_targets import distance, round_inputs, write_dequantised
 from tests.transformers_target import Transformer
 
-from spec_core import Backend, Engine, plugins
-from spec_core.engine import EngineContext
+from spec_core import Backend, Engine, EngineContext, plugins
 from spec_core.records import CaptureRequest, FeatureSchema
 from spec_kit.targets.target_reader import read_target
 

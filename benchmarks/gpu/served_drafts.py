@@ -41,8 +41,7 @@ from tests.distributions import write_distribution
 from tests.engines.sampled_answers import kolmogorov_distances, own_distances
 from tests.transformers_target import Transformer
 
-from spec_core import Backend, Engine, plugins
-from spec_core.engine import EngineContext
+from spec_core import Backend, Engine, EngineContext, plugins
 from spec_core.errors import EngineError, SpecError
 from spec_core.records import SamplingParams
 from spec_engine_hf.decoding import DraftSource

@@ -22,8 +22,7 @@ from pathlib import Path
 import torch
 from tests.captured_states import captured
 
-from spec_core import Backend, plugins
-from spec_core.engine import EngineContext
+from spec_core import Backend, EngineContext, plugins
 from spec_core.errors import PeerLost
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine

@@ -21,8 +21,7 @@ from pathlib import Path
 
 import torch
 
-from spec_core import Backend, plugins
-from spec_core.engine import EngineContext
+from spec_core import Backend, EngineContext, plugins
 from spec_core.records import SamplingParams
 from spec_engine_hf.decoding import DraftSource
 from spec_engine_hf.engine import HfConfig, HfEngine

@@ -154,3 +154,20 @@ def test_public_members_are_documented():
     public = {name: getattr(spec_core, name) for name in spec_core.__all__}
     documentable = {n: m for n, m in public.items() if inspect.isclass(m) or inspect.isfunction(m)}
     assert [name for name, member in documentable.items() if not member.__doc__] == []
+
+
+def test_what_core_publishes_comes_from_core():
+    """``from spec_core import Engine`` everywhere outside core, never ``from spec_core.engine import Engine``."""
+    published, files = (
+        set(spec_core.__all__),
+        [*SOURCES, *ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")],
+    )
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {', '.join(published & {name.name for name in node.names})}"
+        for file in files
+        if "spec_core" not in file.parts
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("spec_core.")
+        if published & {name.name for name in node.names}
+    ]
+    assert found == []

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
+from spec_core import FeatureReceiver, FeatureSender, Transport
 from spec_core.errors import DeadlineExceeded, PeerLost
 from spec_core.records import FeatureSample, FeatureSchema
-from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 from spec_testing import TransportSuite
 from spec_testing.process_group_suite import joined
 from spec_testing.processes import Fault, Rank, run_ranks, watch_ranks

@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spec_core import DraftReplica, Engine, TargetSpec
-from spec_core.engine import EngineContext
+from spec_core import DraftReplica, Engine, EngineContext, TargetSpec
 from spec_core.errors import EngineError
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.targets import read_target

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_vllm.config import VllmConfig

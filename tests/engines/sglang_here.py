@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import TargetSpec
-from spec_core.engine import EngineContext
+from spec_core import EngineContext, TargetSpec
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 

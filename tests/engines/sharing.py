@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
-from spec_core import TargetSpec
-from spec_core.engine import EngineContext
+from spec_core import EngineContext, TargetSpec
 from spec_core.records import AcceptanceCounters
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.targets.target_reader import read_target

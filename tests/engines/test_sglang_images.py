@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_core import Engine
-from spec_core.engine import EngineContext
+from spec_core import Engine, EngineContext
 from spec_core.records import FeatureSchema
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine

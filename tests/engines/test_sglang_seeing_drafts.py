@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.records import CaptureRequest, ImageSource, SamplingParams
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft

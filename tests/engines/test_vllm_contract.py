@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_core import Engine
-from spec_core.engine import EngineContext
+from spec_core import Engine, EngineContext
 from spec_core.records import FeatureSchema
 from spec_testing import EngineSuite, ReferenceTarget
 

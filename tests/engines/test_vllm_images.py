@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core import Engine
-from spec_core.engine import EngineContext
+from spec_core import Engine, EngineContext
 from spec_core.errors import EngineError
 from spec_core.records import FeatureSchema
 from spec_testing import EngineImagesSuite, SampleWithImages

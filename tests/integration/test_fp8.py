@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spec_core import plugins
-from spec_core.draft import Draft
-from spec_core.kernels import no_kernel
+from spec_core import Draft, no_kernel, plugins
 from spec_kit.layers import Fp8Layers, use_fp8_head
 from spec_testing.draft_workbench import LENGTHS, Workbench, build
 from spec_testing.toy_target import toy_batch, toy_target

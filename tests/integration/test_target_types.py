@@ -15,9 +15,9 @@ from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from spec_core import TargetSpec
 from spec_core.errors import TargetError
 from spec_core.records import FeatureSchema
-from spec_core.target import TargetSpec
 from spec_engine_hf.hf_model import HfModel
 from spec_kit.layers.rope import attention_scale, inverse_frequencies
 from spec_kit.layers.target_ops import TargetOps

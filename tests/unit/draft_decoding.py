@@ -10,8 +10,7 @@ import torch
 import transformers
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import Draft
-from spec_core.engine import EngineContext
+from spec_core import Draft, EngineContext
 from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.drafting import write_draft

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.records import CaptureRequest, FeatureSample, FeatureSchema
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.hosting import FeatureExporter

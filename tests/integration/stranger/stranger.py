@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.backend import Placement
-from spec_core.config import EngineConfig
+from spec_core import EngineConfig, Placement
 from spec_core.errors import RunError
 from spec_core.records import Capabilities, CaptureRequest, FeatureSchema
 from spec_engine_hf.engine import HfConfig, HfEngine

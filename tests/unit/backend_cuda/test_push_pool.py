@@ -14,8 +14,8 @@ from torch import Tensor
 from spec_backend_cuda.p2p_link import P2PLink
 from spec_backend_cuda.push_buffer import PushBuffer
 from spec_backend_cuda.push_pool import PushPool
+from spec_core import Transport
 from spec_core.errors import DeadlineExceeded, PeerLost, RunError
-from spec_core.transport import Transport
 from spec_kit.streams.async_sender import AsyncSender
 from spec_kit.streams.buffer_pool import SenderConnector
 from spec_kit.streams.device_arena import DeviceArena, arena_bytes

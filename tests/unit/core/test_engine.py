@@ -1,7 +1,7 @@
 """EngineContext: what an engine in the application's process takes from it."""
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_kit.streams.inline_transport import InlineTransport
 
 

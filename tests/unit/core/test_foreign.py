@@ -3,8 +3,9 @@ import os
 import pytest
 import tokenizers
 
+from spec_core import foreign_errors, read_json_object
 from spec_core.errors import ArtifactError, TargetError
-from spec_core.foreign import foreign_errors, parse_json_object, read_bytes, read_json_object
+from spec_core.foreign import parse_json_object, read_bytes
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec_core.kernels import KernelSet, no_kernel
+from spec_core import KernelSet, no_kernel
 from spec_testing.kernels import assert_kernel_agrees, drawing
 
 DRAW = drawing(torch.device("cpu"))

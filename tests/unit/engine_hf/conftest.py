@@ -3,7 +3,7 @@
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.records import FeatureSchema
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.streams.inline_transport import InlineTransport

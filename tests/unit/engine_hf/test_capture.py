@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.errors import ConfigError, EngineError, PeerLost, SchemaMismatch, TargetError
 from spec_core.records import CaptureRequest
 from spec_engine_hf.engine import HfConfig, HfEngine, forward_passes

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from spec_core.draft import Proposal, Proposer
+from spec_core import Proposal, Proposer
 from spec_core.errors import EngineError
 from spec_core.records import SamplingParams
 from spec_engine_hf import decoding

@@ -17,7 +17,7 @@ PLUGIN = '''
 import json
 import torch
 from torch import nn
-from spec_core.draft import Draft, Proposal, Proposer
+from spec_core import Draft, Proposal, Proposer
 from spec_core.errors import ArtifactError, TargetError
 from spec_core.records import FeatureSchema
 

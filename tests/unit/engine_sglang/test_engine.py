@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.errors import EngineError
 from spec_core.records import (
     AcceptanceCounters,
@@ -245,7 +245,7 @@ def test_a_closed_engine_ends_a_start(open_engine):
 _KILLED = """\
 import json, sys
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.records import SamplingParams
 from spec_kit.targets.target_reader import read_target
 from spec_engine_sglang.engine import SglangEngine

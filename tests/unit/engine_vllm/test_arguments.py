@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.errors import ConfigError
 from spec_core.records import Capabilities, FeatureSchema
 from spec_core.validation import validate

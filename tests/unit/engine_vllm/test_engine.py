@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.errors import ArtifactError, ConfigError, EngineError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
 from spec_engine_vllm.config import VllmConfig

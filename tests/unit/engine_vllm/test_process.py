@@ -3,7 +3,7 @@
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.errors import EngineError
 from spec_engine_vllm import process
 from spec_engine_vllm.config import VllmConfig

@@ -14,9 +14,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save
 
-from spec_core import Strategy
-from spec_core.kernels import no_kernel
-from spec_core.strategy import StepConfig
+from spec_core import StepConfig, Strategy, no_kernel
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_dflash2.draft import DFlash2Draft
 from spec_draft_dspark.draft import DSparkDraft

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
 
-    from spec_core.launcher import Message
+    from spec_core import Message
 
 BEATS_PER_TIMEOUT = 8
 """Number of heartbeats that a process sends within the time of silence after which it counts as lost."""

@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from spec_core import LOOPBACK, WorkerEnded, WorkerHandle, WorkerMessage
 from spec_core.errors import DeadlineExceeded, PeerLost
-from spec_core.launcher import LOOPBACK, WorkerEnded, WorkerHandle, WorkerMessage
 
 if TYPE_CHECKING:
-    from spec_core.launcher import Message, WorkerSpec
+    from spec_core import Message, WorkerSpec
     from spec_processes.control import ControlChannel
 
 WORKER_MODULE = "spec_processes.worker_main"

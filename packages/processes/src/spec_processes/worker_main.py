@@ -10,14 +10,14 @@ import pkgutil
 import sys
 from typing import TYPE_CHECKING
 
+from spec_core import RunLink
 from spec_core.errors import PeerLost
-from spec_core.launcher import RunLink
 from spec_processes.reaper import Reaper
 from spec_processes.spawn import channel_to_parent
 from spec_processes.stacks import write_stacks_when_asked
 
 if TYPE_CHECKING:
-    from spec_core.launcher import Message, WorkerMain
+    from spec_core import Message, WorkerMain
     from spec_processes.control import ControlChannel
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from spec_core.draft import Proposal, Proposer
+from spec_core import Proposal, Proposer
 from spec_core.records import GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.engine import Engine
+    from spec_core import Engine
     from spec_core.records import AcceptanceCounters, Generation
 
 KOLMOGOROV_LIMIT = 1.95

@@ -23,10 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 import pytest
 import torch
 
-from spec_core import plugins
-from spec_core.backend import Backend, Placement
-from spec_core.config import BackendConfig
-from spec_core.draft import Draft
+from spec_core import Backend, BackendConfig, Draft, Placement, plugins
 from spec_core.errors import ConfigError
 from spec_core.records import Availability, Capabilities, FeatureSample, FeatureSchema
 from spec_processes.sockets.rendezvous import TcpRendezvous
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.transport import Transport
+    from spec_core import Transport
 
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 PROBE_LIMIT_S = patient(5.0)

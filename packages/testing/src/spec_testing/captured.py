@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.engine import Engine
+    from spec_core import Engine, FeatureReceiver
     from spec_core.records import FeatureSample
-    from spec_core.transport import FeatureReceiver
 
 _LIMIT_S = patient(120.0)
 _TOLERANCE = 1e-4

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
 
-from spec_core import plugins
+from spec_core import StepConfig, Strategy, plugins
 from spec_core.errors import ConfigError, PluginError
-from spec_core.strategy import StepConfig, Strategy
 from spec_testing.draft_workbench import Workbench, build
 from spec_testing.limits import patient
 from spec_testing.processes import run_ranks
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.config import StrategyConfig
-    from spec_core.draft import Draft
+    from spec_core import Draft, StrategyConfig
     from spec_core.records import DraftBatch, StepOutput
     from spec_testing.processes import Rank
 

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING
 import pytest
 from safetensors.torch import load_file
 
-from spec_core.draft_replica import UpdateRequest
-from spec_core.engine import EngineContext
+from spec_core import EngineContext, UpdateRequest
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, SamplingParams
 from spec_kit.weight_sync.installed import open_weight_transports
@@ -41,8 +40,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.draft_replica import DraftReplica
-    from spec_core.engine import Engine
+    from spec_core import DraftReplica, Engine
 
     NewEngine = Callable[[EngineContext], Engine]
     Export = Callable[[int], Path]

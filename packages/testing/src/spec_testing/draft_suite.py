@@ -22,11 +22,8 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 import torch
 
-from spec_core import plugins
-from spec_core.config import DraftConfig
-from spec_core.draft import Draft
+from spec_core import Draft, DraftConfig, no_kernel, plugins
 from spec_core.errors import ArtifactError
-from spec_core.kernels import no_kernel
 from spec_testing.conformance import ConformanceSuite, forbidden, import_without_torch, sources
 from spec_testing.divided_step import DividedStep, batches_of, divided_steps
 from spec_testing.draft_workbench import (
@@ -59,9 +56,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.kernels import FindKernel
+    from spec_core import FindKernel, TargetSpec
     from spec_core.records import StepOutput
-    from spec_core.target import TargetSpec
 
 WIDTH = max(LENGTHS)
 TOLERANCE = 5e-5

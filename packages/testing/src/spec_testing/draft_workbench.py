@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from spec_core.draft import Draft, Proposal, Proposer
-    from spec_core.kernels import FindKernel
+    from spec_core import Draft, FindKernel, Proposal, Proposer, TargetSpec, TargetTensors
     from spec_core.records import DraftBatch, FeatureSchema, StepOutput
-    from spec_core.target import TargetSpec, TargetTensors
     from spec_kit.layers.target_ops import TargetOps
 
 LENGTHS = (11, 1, 7, 19, 5, 2, 13)

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core import plugins
-from spec_core.draft import Draft
+from spec_core import Draft, plugins
 from spec_kit.drafting import write_draft
 from spec_kit.targets import read_target_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core.target import TargetSpec
+    from spec_core import TargetSpec
 
 _STD = 0.5
 """Standard deviation of the weights: large enough that the draft's guesses depend on them."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 import torch
 
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.errors import DataError
 from spec_core.records import CaptureRequest, FeatureSchema, ImageSource, PromptWithImages, SamplingParams
 from spec_kit.layers import TargetOps
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.backend import Placement
-    from spec_core.engine import Engine
+    from spec_core import Engine, Placement
 
 _LIMIT_S = patient(120.0)
 _WINDOW_BYTES = 1 << 24

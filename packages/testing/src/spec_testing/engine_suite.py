@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from spec_core.draft_replica import DraftReplica
-from spec_core.engine import EngineContext
+from spec_core import DraftReplica, EngineContext
 from spec_core.errors import ArtifactError, DeadlineExceeded, EngineError, SpecError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
 from spec_kit.drafting import recognise
@@ -51,10 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from spec_core.backend import Placement
-    from spec_core.engine import Engine
+    from spec_core import Engine, FeatureReceiver, Placement, Transport
     from spec_core.records import Generation
-    from spec_core.transport import FeatureReceiver, Transport
     from spec_testing.answer_checks import ReferenceTarget
 
 LIMIT_S = patient(120.0)

@@ -15,7 +15,7 @@ from spec_kit.targets import check_same_weights
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core.engine import Engine
+    from spec_core import Engine
 
 
 def assert_frozen_products(engine: Engine, scratch: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from spec_core.kernels import FindKernel, Kernel, KernelSet
+    from spec_core import FindKernel, Kernel, KernelSet
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """dtype -> largest ‖difference‖ / ‖result‖. Kernels are tested with these dtypes in this order."""

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from spec_core import LaunchContext, Launcher, WorkerEnded, WorkerMessage, WorkerSpec
 from spec_core.errors import DeadlineExceeded, RunError
-from spec_core.launcher import LaunchContext, Launcher, WorkerEnded, WorkerMessage, WorkerSpec
 from spec_testing.conformance import ConformanceSuite, import_without_torch
 from spec_testing.limits import patient
 from spec_testing.prepared_backend import PreparedBackend, PreparedConfig
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from spec_core.backend import Backend
+    from spec_core import Backend
 
 PATIENCE_S = patient(30.0)
 """Longest wait, in seconds, for anything that a launcher must do."""

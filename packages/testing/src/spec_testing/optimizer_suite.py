@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 import torch
 
-from spec_core.config import OptimizerConfig
-from spec_core.optimizer import TrainedWeight, map_here
+from spec_core import OptimizerConfig, TrainedWeight, map_here
 from spec_core.records import Availability
 from spec_testing.conformance import ConformanceSuite, import_without_torch
 from spec_testing.limits import patient
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.optimizer import Optimizer
+    from spec_core import Optimizer
 
 LIMIT_S = patient(60.0)
 _SHAPES = {"layer.weight": (6, 4), "head.weight": (9, 4), "norm.weight": (5,)}

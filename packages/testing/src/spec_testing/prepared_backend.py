@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from spec_core.backend import Backend
-from spec_core.config import BackendConfig
+from spec_core import Backend, BackendConfig
 from spec_core.errors import RunError
 from spec_testing.reference import reference_backend
 
@@ -17,11 +16,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from spec_core import Rendezvous
-    from spec_core.backend import Placement, Role
-    from spec_core.process_group import ProcessGroup
+    from spec_core import Placement, ProcessGroup, Rendezvous, Role, Transport
     from spec_core.records import Availability, Capabilities
-    from spec_core.transport import Transport
 
 
 class PreparedConfig(BackendConfig):

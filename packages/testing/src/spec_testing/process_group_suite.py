@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.process_group import ProcessGroup
+    from spec_core import ProcessGroup
 
     Build = Callable[[TcpRendezvous], ProcessGroup]
     Guard = Callable[[], AbstractContextManager[None]]

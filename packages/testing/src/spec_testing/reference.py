@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from spec_core import plugins
-from spec_core.backend import Backend
+from spec_core import Backend, plugins
 
 if TYPE_CHECKING:
-    from spec_core.kernels import Kernel
+    from spec_core import Kernel
 
 
 @cache

@@ -34,9 +34,7 @@ from spec_testing.conformance import ConformanceSuite
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core.draft import Draft
-    from spec_core.serving import Serving
-    from spec_core.target import TargetSpec
+    from spec_core import Draft, Serving, TargetSpec
 
 
 class ServingSuite(ConformanceSuite):

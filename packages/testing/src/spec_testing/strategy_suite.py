@@ -21,8 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from spec_core.config import StrategyConfig
-from spec_core.strategy import DataParallel, StepConfig
+from spec_core import DataParallel, StepConfig, StrategyConfig
 from spec_kit.sharding import SafetensorsFolder
 from spec_testing.conformance import ConformanceSuite, import_without_torch, sources
 from spec_testing.reference import reference_backend
@@ -47,9 +46,7 @@ from spec_testing.toy_training import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core.backend import Backend
-    from spec_core.optimizer import Optimizer
-    from spec_core.strategy import Strategy
+    from spec_core import Backend, Optimizer, Strategy
 
 _FAR_BELOW_BFLOAT16 = torch.finfo(torch.bfloat16).eps / 64
 """Largest change of a weight near 1 in the test of S2: far below the resolution of bfloat16."""

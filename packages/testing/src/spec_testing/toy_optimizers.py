@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from spec_core.optimizer import Optimizer
+from spec_core import Optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from spec_core.optimizer import MapWhole, TrainedWeight
+    from spec_core import MapWhole, TrainedWeight
 
 _MOMENTUM = 0.8
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spec_core import TargetSpec, TargetTensors
 from spec_core.records import DraftBatch, Span, Supervision
-from spec_core.target import TargetSpec, TargetTensors
 from spec_kit.layers.target_ops import TargetOps
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from safetensors.torch import load, save
 from torch import nn
 from torch.nn import functional as F
 
+from spec_core import Optimizer, StepConfig, Strategy, TrainedWeight, map_here
 from spec_core.errors import ArtifactError
-from spec_core.optimizer import Optimizer, TrainedWeight, map_here
 from spec_core.records import FeatureSchema, ShardHints, StepOutput
-from spec_core.strategy import StepConfig, Strategy
 from spec_kit.sharding import SafetensorsFolder
 from spec_testing.limits import patient
 from spec_testing.processes import run_ranks
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.backend import Backend
-    from spec_core.config import StrategyConfig
-    from spec_core.ops import VocabularyOps
+    from spec_core import Backend, StrategyConfig, VocabularyOps
     from spec_core.records import DraftBatch
     from spec_testing.processes import Rank
 

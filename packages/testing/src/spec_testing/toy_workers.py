@@ -17,7 +17,7 @@ from spec_core.errors import PeerLost
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from spec_core.launcher import RunLink
+    from spec_core import RunLink
 
 LONG_S = 600.0
 

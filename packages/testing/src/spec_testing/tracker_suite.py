@@ -26,7 +26,7 @@ from spec_testing.limits import patient
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core.tracker import Tracker
+    from spec_core import Tracker
 
 CLOSE_S = patient(60.0)
 _SCALARS = {"loss": 2.0, "accuracy/0": 0.5}

@@ -25,7 +25,7 @@ from spec_testing.transport_stage import (
 )
 
 if TYPE_CHECKING:
-    from spec_core.transport import FeatureReceiver, FeatureSender
+    from spec_core import FeatureReceiver, FeatureSender
     from spec_testing.processes import Rank
 
 SAFE = "the window is full of a sample whose ticket is done, and one waits"

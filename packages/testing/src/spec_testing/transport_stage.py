@@ -17,7 +17,7 @@ from spec_testing.limits import patient
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+    from spec_core import FeatureReceiver, FeatureSender, Transport
     from spec_testing.processes import Fault, Rank
 
 SCHEMA = FeatureSchema(layers=(1, 3, 8), hidden_size=16, dtype="float32")

@@ -31,7 +31,7 @@ from spec_testing.transport_stage import FAULT, Fail, Play, Stage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spec_core.transport import Transport
+    from spec_core import Transport
 
     Build = Callable[[], Transport]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spec_core.weight_transport import WeightReceiver, WeightTransport
+from spec_core import WeightReceiver, WeightTransport
 from spec_testing.weight_stage import (
     BUCKET_BYTES,
     FENCE,
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.weight_manifest import Manifest
-    from spec_core.weight_transport import WeightSender
+    from spec_core import Manifest, WeightSender
     from spec_testing.processes import Rank
     from spec_testing.weight_stage import WeightStage
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spec_core.draft_replica import DraftReplica
+from spec_core import DraftReplica
 from spec_core.errors import PeerLost
 from spec_kit.weight_sync.draft_slot import DraftLayout, DraftSlot
 from spec_kit.weight_sync.publisher import Publisher
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.draft_replica import ReplicaCall, ServingStatus, UpdateId, UpdateRequest
-    from spec_core.weight_transport import WeightTransport
+    from spec_core import ServingStatus, UpdateId, UpdateRequest, WeightTransport
+    from spec_core.draft_replica import ReplicaCall
     from spec_testing.processes import Rank
     from spec_testing.resources import Resources
 

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from spec_core import Manifest, WeightMedium
 from spec_core.errors import EngineError, RunError
-from spec_core.weight_manifest import Manifest
-from spec_core.weight_transport import WeightMedium
 from spec_kit.weight_sync.digest import tensor_entry
 from spec_testing.conformance import ConformanceSuite
 from spec_testing.limits import patient
@@ -48,7 +47,7 @@ from spec_testing.weight_stage import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from spec_core.weight_transport import WeightTransport
+    from spec_core import WeightTransport
     from spec_testing.resources import Resources
 
     Build = Callable[[], WeightTransport]

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from spec_core.draft import Proposal
+from spec_core import Proposal
 from spec_kit.drafting import distribution, uniform_numbers, verify_greedy, verify_sampled
 
 V = 5

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import FeatureReceiver
-from spec_core.engine import EngineContext
+from spec_core import EngineContext, FeatureReceiver
 from spec_core.errors import EngineError, PeerLost, ProtocolError
 from spec_core.records import CaptureRequest, FeatureSchema
 from spec_kit.hosting import FeatureExporter

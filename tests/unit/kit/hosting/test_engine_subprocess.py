@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.config import EngineConfig
-from spec_core.engine import EngineContext
+from spec_core import EngineConfig, EngineContext
 from spec_core.errors import DataError, DeadlineExceeded, EngineError
 from spec_core.records import AcceptanceCounters
 from spec_kit.hosting import EngineSubprocess, PlainMode, then

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spec_core.weight_manifest import Manifest
+from spec_core import Manifest
 from spec_kit.weight_sync.buckets import ALIGNMENT, BucketPlan
 from spec_kit.weight_sync.digest import tensor_entry
 from spec_testing.weight_stage import odd_weights, same_bytes

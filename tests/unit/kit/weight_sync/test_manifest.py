@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from spec_core import Manifest
 from spec_core.errors import ArtifactError, EngineError, ProtocolError
-from spec_core.weight_manifest import Manifest
 from spec_kit.weight_sync import DraftLayout, tensors_digest
 from spec_kit.weight_sync.digest import tensor_entry
 from spec_testing.weight_stage import odd_weights

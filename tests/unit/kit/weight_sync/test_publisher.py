@@ -10,8 +10,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from spec_core import WeightMedium
-from spec_core.draft_replica import ServingStatus, UpdateId
+from spec_core import ServingStatus, UpdateId, WeightMedium
 from spec_core.errors import ConfigError, EngineError
 from spec_kit.weight_sync import Publisher, ReceiverReplica, UpdateReceiver
 from spec_kit.weight_sync.messages import Greeting

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from spec_core.draft_replica import ServingStatus, UpdateId, UpdateRequest
+from spec_core import Manifest, ServingStatus, UpdateId, UpdateRequest
 from spec_core.errors import EngineError
-from spec_core.weight_manifest import Manifest
 from spec_kit.weight_sync import (
     Publisher,
     ReceiverReplica,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from spec_core.config import Config, DraftConfig, EngineConfig
+from spec_core import Config, DraftConfig, EngineConfig
 from spec_core.errors import ConfigError
 from spec_core.validation import validate
 from spec_trainer.configuration import dump_yaml, read_configuration, read_resolved

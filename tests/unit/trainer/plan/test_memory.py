@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spec_core.optimizer import TrainedWeight, map_here
+from spec_core import TrainedWeight, map_here
 from spec_engine_sglang.config import SglangConfig
 from spec_kit.targets import read_target_tensors
 from spec_trainer.plan.memory import RunSizes, rooms

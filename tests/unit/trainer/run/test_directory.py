@@ -6,7 +6,7 @@ import shutil
 import pytest
 import yaml
 
-from spec_core.config import StrategyConfig
+from spec_core import StrategyConfig
 from spec_core.errors import ArtifactError, ConfigError, RunError
 from spec_strategy_fsdp.strategy import FsdpStrategy
 from spec_strategy_megatron.strategy import MegatronStrategy

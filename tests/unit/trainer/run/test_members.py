@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
+from spec_core import DataParallel
 from spec_core.errors import ConfigError
 from spec_core.records import Capabilities
-from spec_core.strategy import DataParallel
 from spec_core.validation import validate
 from spec_launcher_local.launcher import LocalLauncher
 from spec_strategy_fsdp.strategy import FsdpStrategy

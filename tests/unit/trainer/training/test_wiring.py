@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core.engine import EngineContext
+from spec_core import EngineContext
 from spec_core.errors import TargetError
 from spec_core.records import FeatureSchema
 from spec_engine_hf.engine import HfConfig, HfEngine

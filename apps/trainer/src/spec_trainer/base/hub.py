@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from spec_core import foreign_errors
 from spec_core.errors import TargetError
-from spec_core.foreign import cause, foreign_errors
+from spec_core.foreign import cause
 from spec_core.wording import shortened
 
 _ASK_S = 10.0

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_core.engine import Engine
+from spec_core import Engine
 from spec_core.errors import RunError
 
 if TYPE_CHECKING:

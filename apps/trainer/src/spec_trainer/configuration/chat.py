@@ -8,9 +8,9 @@ from typing import Annotated, Any, Self
 
 import pydantic
 
-from spec_core.config import Config
+from spec_core import Config, foreign_errors, read_json_object
 from spec_core.errors import ArtifactError, ConfigError
-from spec_core.foreign import foreign_errors, read_bytes, read_json_object
+from spec_core.foreign import read_bytes
 from spec_core.wording import shown
 
 _RECORD = "chat.json"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
+from spec_core import foreign_errors
 from spec_core.errors import ConfigError
-from spec_core.foreign import foreign_errors, read_bytes
+from spec_core.foreign import read_bytes
 from spec_core.wording import shown
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import errno
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from spec_core import foreign_errors
 from spec_core.errors import DataError, RunError
-from spec_core.foreign import cause, foreign_errors
+from spec_core.foreign import cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

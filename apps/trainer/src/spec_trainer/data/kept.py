@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pydantic
 
+from spec_core import foreign_errors
 from spec_core.errors import DataError
-from spec_core.foreign import cause, check_regular, foreign_errors, read_bytes
+from spec_core.foreign import cause, check_regular, read_bytes
 from spec_trainer.base.disk import new_folder, remove
 from spec_trainer.data.dataset import Dataset, load_dataset
 from spec_trainer.data.report import DataReport

@@ -14,7 +14,7 @@ from spec_trainer.data.rendering_limits import OutOfTime, rendering_limits
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from spec_core.launcher import Message
+    from spec_core import Message
 
 _PROBLEM = 500
 """Largest number of characters of the description of a problem, which a template may write."""

@@ -8,8 +8,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_core import foreign_errors
 from spec_core.errors import DataError
-from spec_core.foreign import check_regular, foreign_errors
+from spec_core.foreign import check_regular
 from spec_core.wording import shown
 from spec_trainer.base.hub import hub_problem, is_hub_name
 from spec_trainer.configuration.chat import chat_of_answers, meta_of_answers

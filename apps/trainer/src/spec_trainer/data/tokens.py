@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spec_core import foreign_errors
 from spec_core.errors import DataError
-from spec_core.foreign import check_regular, foreign_errors
+from spec_core.foreign import check_regular
 from spec_core.records import PromptWithImages
 from spec_core.wording import counted, shown
 from spec_trainer.base.panics import without_panic_lines

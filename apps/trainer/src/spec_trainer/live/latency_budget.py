@@ -6,8 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from spec_core import foreign_errors
 from spec_core.errors import EngineError
-from spec_core.foreign import foreign_errors
 from spec_processes.sockets import HttpClient
 from spec_trainer.measure.server.metrics_reader import program_of
 

@@ -12,9 +12,9 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_core.engine import Engine
+from spec_core import Engine, foreign_errors
 from spec_core.errors import ConfigError, EngineError, PluginError, ProtocolError, RunError
-from spec_core.foreign import cause, foreign_errors
+from spec_core.foreign import cause
 from spec_core.plugins import find, load
 from spec_core.resource import Resource
 from spec_kit.hosting import logged_errors

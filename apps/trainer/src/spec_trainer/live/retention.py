@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spec_core import foreign_errors
 from spec_core.errors import ArtifactError, RunError, SpecError
-from spec_core.foreign import check_regular, foreign_errors
+from spec_core.foreign import check_regular
 from spec_core.resource import Resource
 from spec_kit.live_traffic import is_label
 from spec_trainer.base.disk import check_own, not_written

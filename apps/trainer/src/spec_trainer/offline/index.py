@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import pydantic
 
+from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
-from spec_core.foreign import foreign_errors, read_bytes
+from spec_core.foreign import read_bytes
 from spec_core.records import FeatureSchema  # noqa: TC001 (pydantic evaluates annotations)
 from spec_core.wording import counted
 from spec_trainer.base.disk import write_atomically

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 from safetensors import SafetensorError, safe_open
 
+from spec_core import foreign_errors
 from spec_core.errors import ArtifactError, RunError
-from spec_core.foreign import check_regular, foreign_errors
+from spec_core.foreign import check_regular
 from spec_kit.sharding.safetensors_folder import DTYPE_CODES
 from spec_trainer.base.disk import follow_umask, new_folder, not_written
 from spec_trainer.offline.index import (

@@ -14,8 +14,8 @@ from functools import cached_property
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
+from spec_core import WeightShape
 from spec_core.errors import ConfigError
-from spec_core.optimizer import WeightShape
 from spec_core.wording import counted
 from spec_kit.targets import stored_tensors
 from spec_trainer.plan.host_memory import free_host_bytes

@@ -6,7 +6,7 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from spec_core.engine import Engine
+from spec_core import Engine
 from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError, SpecError
 from spec_core.foreign import cause
 from spec_core.plugins import find, load_each
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from spec_core.draft import Draft
-    from spec_core.target import TargetSpec
+    from spec_core import Draft, TargetSpec
 
 
 log = logging.getLogger(__name__)

@@ -6,15 +6,15 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from spec_core import WorkerSpec
 from spec_core.errors import ConfigError
-from spec_core.launcher import WorkerSpec
 from spec_core.wording import counted
 from spec_trainer.run.memory_budget import MemoryBudget
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from spec_core.backend import Role
+    from spec_core import Role
     from spec_core.records import Capabilities
     from spec_trainer.configuration.run import AnyRunConfig, PlacementConfig
 

@@ -17,7 +17,7 @@ from spec_core.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spec_core.backend import Role
+    from spec_core import Role
     from spec_core.records import Capabilities
     from spec_trainer.configuration.run import PlacementConfig
 

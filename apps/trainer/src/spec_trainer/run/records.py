@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pydantic
 from pydantic import Field
 
+from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
-from spec_core.foreign import check_regular, foreign_errors, read_bytes
+from spec_core.foreign import check_regular, read_bytes
 from spec_kit.live_traffic import Label
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spec_core.engine import Engine
+from spec_core import Engine, foreign_errors
 from spec_core.errors import ConfigError, PluginError, SpecError
-from spec_core.foreign import foreign_errors
 from spec_core.plugins import availability, find, load, load_each
 from spec_core.records import Availability
 
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from spec_core.draft import Draft
-    from spec_core.target import TargetSpec
+    from spec_core import Draft, TargetSpec
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from itertools import chain
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from spec_core import LaunchContext
 from spec_core.errors import ConfigError
-from spec_core.launcher import LaunchContext
 from spec_trainer.data.prompts import serving_prompts
 from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.run.directory import RunDirectory, run_identity

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from spec_core import plugins
-from spec_core.engine import EngineContext
+from spec_core import EngineContext, plugins
 from spec_core.errors import ArtifactError
 from spec_trainer.base.waiting import Waiting
 from spec_trainer.report.page import write_report

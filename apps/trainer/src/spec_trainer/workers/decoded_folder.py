@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from spec_core.config import Config
+from spec_core import Config, foreign_errors
 from spec_core.errors import ArtifactError
-from spec_core.foreign import foreign_errors, read_bytes
+from spec_core.foreign import read_bytes
 from spec_trainer.base.disk import remove, write_atomically
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport

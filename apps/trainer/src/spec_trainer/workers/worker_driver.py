@@ -31,7 +31,7 @@ from spec_trainer.workers.workers import Workers
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from spec_core.launcher import Launcher, WorkerSpec
+    from spec_core import Launcher, WorkerSpec
     from spec_trainer.base.progress import StepProgress
     from spec_trainer.base.stop_request import StopRequest
     from spec_trainer.run.spec import RunSpec

@@ -13,8 +13,8 @@ import traceback
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
+from spec_core import LOOPBACK
 from spec_core.errors import PeerLost, UsageError, first_line
-from spec_core.launcher import LOOPBACK
 from spec_core.plugin_faults import raised_in
 from spec_trainer.workers.protocol import (
     ControlMessage,
@@ -28,7 +28,7 @@ from spec_trainer.workers.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from spec_core.launcher import RunLink
+    from spec_core import RunLink
 
     WorkerProgram = Callable[["ExitStack", "ControllerLink", WorkerOrder], None]
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from spec_core.launcher import WorkerSpec
+    from spec_core import WorkerSpec
     from spec_trainer.run.spec import RunSpec
 
 DECODER = "spec_trainer.workers.decoder_worker:run_decoder"

@@ -7,8 +7,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from spec_core import WorkerEnded
 from spec_core.errors import DeadlineExceeded, NoDevices, RunError
-from spec_core.launcher import WorkerEnded
 from spec_trainer.workers.failures import Failure, FailureReports
 from spec_trainer.workers.protocol import Begin, Ready, Stop, from_json
 from spec_trainer.workers.replacements import Replacements
@@ -16,7 +16,7 @@ from spec_trainer.workers.replacements import Replacements
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from spec_core.launcher import Launcher, WorkerHandle, WorkerMessage, WorkerSpec
+    from spec_core import Launcher, WorkerHandle, WorkerMessage, WorkerSpec
     from spec_trainer.run.spec import RunSpec
     from spec_trainer.workers.protocol import ControlMessage
 

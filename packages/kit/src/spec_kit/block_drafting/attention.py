@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spec_core.host_tensors import to_device_async
+from spec_core import to_device_async
 from spec_kit.layers import checkpointed
 
 KeysValues = tuple[Tensor, Tensor]

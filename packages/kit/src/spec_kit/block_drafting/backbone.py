@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import torch
 from torch import nn
 
-from spec_core.host_tensors import to_device_async
+from spec_core import to_device_async
 from spec_kit.block_drafting.attention import BlockLayout
 from spec_kit.layers import AttentionProjections, ContextRows, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.ops import VocabularyOps
+    from spec_core import VocabularyOps
     from spec_core.records import DraftBatch
     from spec_kit.block_drafting.attention import KeysValues
     from spec_kit.block_drafting.block_shape import BlockConfig, BlockShape

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from spec_core import TargetSpec, TargetTensors
     from spec_core.records import Supervision
-    from spec_core.target import TargetSpec, TargetTensors
     from spec_kit.block_drafting.blocks import BlockRule
     from spec_kit.drafting import Json
 

@@ -24,7 +24,7 @@ from spec_kit.sharding import TensorParallelHints
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core.target import TargetSpec
+    from spec_core import TargetSpec
     from spec_kit.drafting import Json, Shapes
 
 MOST_LAYERS = 1024

@@ -10,7 +10,7 @@ from spec_core.errors import TargetError
 from spec_kit.targets import tokenizer_tokens
 
 if TYPE_CHECKING:
-    from spec_core.target import TargetSpec
+    from spec_core import TargetSpec
 
 log = logging.getLogger(__name__)
 

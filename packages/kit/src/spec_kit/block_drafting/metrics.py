@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.host_tensors import to_device_async
+from spec_core import to_device_async
 from spec_core.records import StepOutput
 
 if TYPE_CHECKING:

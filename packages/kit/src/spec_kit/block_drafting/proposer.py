@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Generator, Tensor
 
-    from spec_core import Proposal
-    from spec_core.ops import VocabularyOps
+    from spec_core import Proposal, VocabularyOps
     from spec_kit.block_drafting.attention import KeysValues
     from spec_kit.block_drafting.backbone import BlockBackbone
 

@@ -12,7 +12,7 @@ import torch
 from spec_kit.layers import sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
-    from spec_core.ops import VocabularyOps
+    from spec_core import VocabularyOps
     from spec_core.records import DraftBatch
     from spec_kit.block_drafting.blocks import CountedGuesses
     from spec_kit.layers import DecoderKernels, Distribution

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.target import TargetSpec, TargetTensors
+    from spec_core import TargetSpec, TargetTensors
     from spec_kit.drafting import Json
 
 C = TypeVar("C", bound=ChainConfig)

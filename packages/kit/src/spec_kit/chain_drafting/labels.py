@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from spec_core.host_tensors import to_device_async
+from spec_core import to_device_async
 from spec_kit.layers import ContextRows
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import AllToAllOptions, ProcessGroupGloo
 
+from spec_core import foreign_errors
 from spec_core.errors import PeerLost, ProtocolError
-from spec_core.foreign import foreign_errors
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
+from spec_core import ProcessGroup
 from spec_core.errors import ProtocolError
-from spec_core.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

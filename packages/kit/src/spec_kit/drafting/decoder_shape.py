@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from spec_core.config import DraftConfig
+from spec_core import DraftConfig
 from spec_kit.drafting.draft_files import Json, Size, section
 from spec_kit.drafting.draft_shape import DraftShape
 from spec_kit.sharding import TensorParallelHints
@@ -19,7 +19,7 @@ from spec_kit.targets.rope_parameters import draft_rope, read_rope, rope_fields,
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_core.target import TargetSpec
+    from spec_core import TargetSpec
     from spec_kit.drafting.draft_files import Shapes
 
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from spec_core.draft import Draft
-    from spec_core.target import TargetSpec
+    from spec_core import Draft, TargetSpec
     from spec_kit.drafting.draft_files import Json
 
 

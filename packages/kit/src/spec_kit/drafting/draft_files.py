@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 
+from spec_core import foreign_errors, read_json_object
 from spec_core.errors import ArtifactError
-from spec_core.foreign import check_regular, foreign_errors, read_json_object
+from spec_core.foreign import check_regular
 from spec_core.wording import shown
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.draft import Draft
-    from spec_core.target import TargetSpec
+    from spec_core import Draft, TargetSpec
 
 Json = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]

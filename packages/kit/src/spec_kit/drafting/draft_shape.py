@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from spec_core.target import TargetSpec
+    from spec_core import TargetSpec
     from spec_kit.drafting.draft_files import Shapes
 
 _Ids = tuple[Annotated[int, Field(ge=0)], ...]

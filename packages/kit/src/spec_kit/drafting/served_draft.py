@@ -10,10 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from spec_core.config import DraftConfig
-from spec_core.draft import Draft, DraftCost
+from spec_core import Draft, DraftConfig, DraftCost, no_kernel
 from spec_core.errors import ArtifactError, ConfigError, TargetError
-from spec_core.kernels import no_kernel
 from spec_core.wording import shown
 from spec_kit.drafting.draft_files import (
     DOWNLOAD_FIRST,
@@ -34,8 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from spec_core.kernels import FindKernel
-    from spec_core.target import TargetSpec, TargetTensors
+    from spec_core import FindKernel, TargetSpec, TargetTensors
     from spec_kit.drafting.draft_files import Json, Shapes
 
 C = TypeVar("C", bound=DraftConfig)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.draft import Proposal
+    from spec_core import Proposal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from spec_core import plugins
-from spec_core.backend import Backend
+from spec_core import Backend, plugins
 from spec_core.errors import EngineError
 
 

@@ -28,7 +28,7 @@ from spec_processes.sockets.peer_admission import AcceptLimiter, same_token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from spec_core.engine import EngineContext
+    from spec_core import EngineContext
     from spec_core.records import CaptureRequest, FeatureSchema
     from spec_kit.hosting.modes import Fields
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_core.draft_replica import ServingStatus, UpdateId, UpdateRequest
+from spec_core import ServingStatus, UpdateId, UpdateRequest
 from spec_core.errors import EngineError, SpecError
 from spec_kit.hosting.backend_search import backend_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from spec_core.weight_transport import WeightTransport
+    from spec_core import WeightTransport
     from spec_kit.weight_sync import ExchangedSlot, UpdateReceiver
 
 

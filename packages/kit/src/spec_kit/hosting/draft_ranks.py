@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from spec_core.draft_replica import ServingStatus, UpdateId, UpdateRequest
+from spec_core import ServingStatus, UpdateId, UpdateRequest
 from spec_core.errors import EngineError
 
 if TYPE_CHECKING:

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from spec_core.config import EngineConfig
-    from spec_core.engine import EngineContext
+    from spec_core import EngineConfig, EngineContext
     from spec_core.records import AcceptanceCounters, CaptureRequest, GenerationRequest, SamplingParams
     from spec_kit.hosting.modes import Fields, Mode
 

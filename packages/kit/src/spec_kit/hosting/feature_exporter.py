@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from spec_core.transport import FeatureSender
+    from spec_core import FeatureSender
 
 log = logging.getLogger(__name__)
 

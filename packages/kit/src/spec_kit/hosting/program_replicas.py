@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import pydantic
 
-from spec_core.draft_replica import DraftReplica, ServingStatus
+from spec_core import DraftReplica, ServingStatus
 from spec_core.errors import ConfigError, EngineError, ProtocolError
 from spec_core.foreign import cause
 from spec_core.records import AcceptanceCounters
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from spec_core.draft_replica import ReplicaCall, UpdateId, UpdateRequest
+    from spec_core import UpdateId, UpdateRequest
+    from spec_core.draft_replica import ReplicaCall
     from spec_core.records import FeatureSchema
     from spec_kit.hosting.modes import Fields
     from spec_processes.sockets.http_client import HttpAnswer

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
-from spec_core.engine import Engine, FrozenProducts
+from spec_core import Engine, FrozenProducts
 from spec_core.errors import ArtifactError, ConfigError, EngineError
 from spec_core.records import AcceptanceCounters
 from spec_core.wording import counted
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
-    from spec_core.config import EngineConfig
-    from spec_core.draft import Draft
-    from spec_core.engine import EngineContext
+    from spec_core import Draft, EngineConfig, EngineContext, TargetSpec
     from spec_core.records import (
         CaptureRequest,
         FeatureSchema,
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
         GenerationRequest,
         SamplingParams,
     )
-    from spec_core.target import TargetSpec
     from spec_kit.hosting.engine_subprocess import EngineSubprocess
     from spec_kit.hosting.modes import Fields, Mode
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from spec_core.host_tensors import to_device_async
+from spec_core import to_device_async
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

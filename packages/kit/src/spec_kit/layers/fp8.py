@@ -18,8 +18,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from spec_core import LinearWeight
-from spec_core.kernels import KernelSet
+from spec_core import KernelSet, LinearWeight
 from spec_kit.drafting.decoder_shape import FP8_MULTIPLE
 from spec_kit.layers.decoder_parts import Linear
 from spec_kit.layers.plain_kernels import swiglu
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from spec_core import VocabularyOps
-    from spec_core.kernels import FindKernel, Kernel
+    from spec_core import FindKernel, Kernel, VocabularyOps
 
     Quantized = tuple[Tensor, Tensor]
     """Values [R, K] in fp8, and the float32 scale of each row [R, 1]: the row is values · scale."""

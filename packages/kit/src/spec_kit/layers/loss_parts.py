@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.ops import VocabularyOps
+    from spec_core import VocabularyOps
     from spec_kit.layers.plain_kernels import DecoderKernels, Distribution
 
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spec_core import LinearWeight
-from spec_core.kernels import KernelSet
+from spec_core import KernelSet, LinearWeight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

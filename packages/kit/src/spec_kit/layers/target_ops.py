@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from spec_core.ops import VocabularyOps
+from spec_core import VocabularyOps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core.target import TargetSpec, TargetTensors
+    from spec_core import TargetSpec, TargetTensors
 
 
 class TargetOps(VocabularyOps):

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pydantic
 
-from spec_core.config import Config, Seconds
+from spec_core import Config
+from spec_core.config import Seconds
 from spec_core.errors import ConfigError
 from spec_core.validation import validate
 from spec_core.wire_record import WireRecord

@@ -9,9 +9,9 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from spec_core import StateFolder
+from spec_core import StateFolder, foreign_errors
 from spec_core.errors import ArtifactError, RunError
-from spec_core.foreign import foreign_errors, parse_json_object, read_bytes
+from spec_core.foreign import parse_json_object, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

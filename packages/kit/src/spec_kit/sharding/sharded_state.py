@@ -16,9 +16,8 @@ import torch.distributed as dist
 from pydantic import Field, TypeAdapter
 from torch.distributed.tensor import DTensor
 
-from spec_core.config import Config
+from spec_core import Config, foreign_errors
 from spec_core.errors import ArtifactError
-from spec_core.foreign import foreign_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

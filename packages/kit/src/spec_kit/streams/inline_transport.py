@@ -8,8 +8,8 @@ from collections import deque
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
+from spec_core import FeatureReceiver, FeatureSender, Transport
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, SchemaMismatch
-from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 from spec_kit.streams.window import check_size, take_held
 
 if TYPE_CHECKING:

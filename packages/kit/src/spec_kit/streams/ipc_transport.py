@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spec_core import FeatureReceiver, FeatureSender, Transport
 from spec_core.errors import ConfigError
-from spec_core.transport import FeatureReceiver, FeatureSender, Transport
 from spec_kit.streams.async_sender import AsyncSender
 from spec_kit.streams.device_pool import DeviceConnector, DevicePool, DeviceSharing, SharingUnsupported
 from spec_kit.streams.host_pool import HostConnector, HostPool

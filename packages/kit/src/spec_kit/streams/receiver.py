@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from spec_core import FeatureReceiver
 from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, RunError
 from spec_core.records import FeatureSample, FeatureSchema
-from spec_core.transport import FeatureReceiver
 from spec_kit.streams.window import take_held
 from spec_kit.streams.wire import (
     MAX_PACKET_BYTES,

@@ -10,8 +10,8 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from spec_core import FeatureSender
 from spec_core.errors import DeadlineExceeded, ProtocolError, RunError, SchemaMismatch
-from spec_core.transport import FeatureSender
 from spec_kit.streams.connection import connect_stream, hang_up, split_address
 from spec_kit.streams.window import check_size
 from spec_kit.streams.wire import ConnectReply, ConnectRequest, Packet, PacketKind, SampleLayout

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_core.transport import FeatureReceiver, FeatureSender, Transport
+from spec_core import FeatureReceiver, FeatureSender, Transport
 from spec_kit.streams.host_pool import HostConnector, HostPool
 from spec_kit.streams.receiver import StreamReceiver, open_port
 from spec_kit.streams.sender import StreamSender

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spec_core import read_json_object
 from spec_core.errors import TargetError
-from spec_core.foreign import read_json_object
 from spec_kit.targets.tokenizer_tokens import tokenizer_tokens
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import isqrt, prod
 from typing import TYPE_CHECKING, Any
 
+from spec_core import read_json_object
 from spec_core.errors import TargetError
-from spec_core.foreign import read_json_object
 from spec_kit.targets.safetensors_index import stored_tensors
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, cast
 
+from spec_core import read_json_object
 from spec_core.errors import TargetError
-from spec_core.foreign import read_json_object
 from spec_core.wording import shown
 
 if TYPE_CHECKING:

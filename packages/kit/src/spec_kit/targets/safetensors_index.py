@@ -10,8 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from spec_core import foreign_errors, read_json_object
 from spec_core.errors import TargetError
-from spec_core.foreign import foreign_errors, read_json_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

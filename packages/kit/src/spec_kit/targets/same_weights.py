@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.engine import Engine
-    from spec_core.target import TargetSpec
+    from spec_core import Engine, TargetSpec
 
 log = logging.getLogger(__name__)
 

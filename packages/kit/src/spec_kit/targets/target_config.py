@@ -11,9 +11,8 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
-from spec_core import TargetType
+from spec_core import TargetType, read_json_object
 from spec_core.errors import TargetError
-from spec_core.foreign import read_json_object
 from spec_kit.targets.quiet_transformers import quiet_transformers
 from spec_kit.targets.target_types import target_type
 

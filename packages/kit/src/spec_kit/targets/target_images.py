@@ -12,8 +12,9 @@ from functools import cached_property
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, cast
 
+from spec_core import foreign_errors, read_json_object
 from spec_core.errors import DataError, TargetError
-from spec_core.foreign import cause, check_regular, foreign_errors, read_json_object
+from spec_core.foreign import cause, check_regular
 from spec_core.wording import shown
 from spec_kit.targets.quiet_transformers import quiet_transformers
 

@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
+from spec_core import TargetSpec, TargetTensors, foreign_errors
 from spec_core.errors import TargetError
-from spec_core.foreign import foreign_errors, read_bytes
-from spec_core.target import LatentSizes, TargetSpec, TargetTensors
+from spec_core.foreign import read_bytes
+from spec_core.target import LatentSizes
 from spec_kit.targets.end_tokens import end_token_ids
 from spec_kit.targets.quantised_weights import check_quantisation
 from spec_kit.targets.safetensors_index import (

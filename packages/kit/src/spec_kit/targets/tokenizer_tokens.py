@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spec_core import foreign_errors, read_json_object
 from spec_core.errors import TargetError
-from spec_core.foreign import foreign_errors, read_json_object
 
 if TYPE_CHECKING:
     from pathlib import Path

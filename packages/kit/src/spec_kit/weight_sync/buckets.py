@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.weight_manifest import Manifest, TensorEntry
+    from spec_core import Manifest
+    from spec_core.weight_manifest import TensorEntry
 
 ALIGNMENT = 256
 """Alignment of tensors in bytes: a multiple of every dtype's size, at which devices copy fast."""

@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
-from spec_core.draft_replica import UpdateRequest
+from spec_core import UpdateRequest
 from spec_core.errors import DeadlineExceeded, EngineError, RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from spec_core.draft_replica import DraftReplica, ServingStatus, UpdateId
-    from spec_core.weight_manifest import Manifest
-    from spec_core.weight_transport import WeightSender
+    from spec_core import DraftReplica, Manifest, ServingStatus, UpdateId, WeightSender
     from spec_kit.weight_sync.publisher_link import ExpectedRanks, PublisherLink, RankEnd
     from spec_kit.weight_sync.transport_choice import TransportChoice
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from spec_core import foreign_errors
 from spec_core.errors import ArtifactError, EngineError
-from spec_core.foreign import foreign_errors
 from spec_core.weight_manifest import maps_vocabulary, vocabulary_digest
 from spec_kit.weight_sync.digest import dtype_name, tensor_entry
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from spec_core.target import TargetSpec
-    from spec_core.weight_manifest import Manifest, TensorEntry
+    from spec_core import Manifest, TargetSpec
+    from spec_core.weight_manifest import TensorEntry
 
 Shape = tuple[int, ...]
 

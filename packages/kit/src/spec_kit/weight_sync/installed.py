@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from spec_core import WeightTransport, foreign_errors
 from spec_core.errors import ConfigError, PluginError, UsageError
-from spec_core.foreign import foreign_errors
 from spec_core.plugins import find, installed, load_available
-from spec_core.weight_transport import WeightTransport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from spec_core.backend import Backend
-    from spec_core.config import WeightTransportConfig
+    from spec_core import Backend, WeightTransportConfig
 
 logger = logging.getLogger(__name__)
 

@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import pydantic
 
-from spec_core.draft_replica import UpdateId
+from spec_core import Manifest, UpdateId
 from spec_core.errors import EngineError
 from spec_core.foreign import cause
-from spec_core.weight_manifest import Manifest
 from spec_core.wire_record import WireRecord
 from spec_core.wording import one_line
 from spec_processes.sockets.addresses import parse_address

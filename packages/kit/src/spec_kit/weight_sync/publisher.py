@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from spec_core.draft_replica import LARGEST_VERSION, ServingStatus, UpdateId
+from spec_core import LARGEST_VERSION, Manifest, ServingStatus, UpdateId
 from spec_core.errors import ConfigError, EngineError, RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
-from spec_core.weight_manifest import Manifest
 from spec_kit.weight_sync.current_device import queued_before, separate_stream
 from spec_kit.weight_sync.delivery import Delivery, Payload, ReplicaOutcome, settled
 from spec_kit.weight_sync.digest import tensor_entries
@@ -39,9 +38,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.draft_replica import DraftReplica
+    from spec_core import DraftReplica, WeightTransport
     from spec_core.weight_manifest import TensorEntry
-    from spec_core.weight_transport import WeightTransport
 
 logger = logging.getLogger(__name__)
 

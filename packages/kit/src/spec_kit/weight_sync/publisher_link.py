@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from spec_core.draft_replica import UpdateId
+    from spec_core import UpdateId
 
 logger = logging.getLogger(__name__)
 

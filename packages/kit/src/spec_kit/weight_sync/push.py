@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from spec_core.draft_replica import UpdateId
+    from spec_core import UpdateId
     from spec_kit.weight_sync.delivery import Delivery, Payload
 
 

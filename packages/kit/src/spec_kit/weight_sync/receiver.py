@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from spec_core.draft_replica import ServingStatus
+from spec_core import ServingStatus
 from spec_core.errors import EngineError, PeerLost, ProtocolError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.draft_replica import ServingState, UpdateId, UpdateRequest
-    from spec_core.weight_manifest import Manifest
-    from spec_core.weight_transport import WeightReceiver, WeightTransport
+    from spec_core import Manifest, UpdateId, UpdateRequest, WeightReceiver, WeightTransport
+    from spec_core.draft_replica import ServingState
     from spec_kit.weight_sync.draft_slot import DraftSlot
 
 logger = logging.getLogger(__name__)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from spec_core.draft_replica import DraftReplica, ServingStatus
+from spec_core import DraftReplica, ServingStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from spec_core.draft_replica import ReplicaCall, UpdateId, UpdateRequest
+    from spec_core import UpdateId, UpdateRequest
+    from spec_core.draft_replica import ReplicaCall
     from spec_kit.weight_sync.receiver import UpdateReceiver
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from spec_core.weight_transport import WeightMedium, WeightTransport
+    from spec_core import WeightMedium, WeightTransport
     from spec_kit.weight_sync.publisher_link import RankEnd
 
 

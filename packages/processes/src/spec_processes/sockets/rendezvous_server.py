@@ -17,8 +17,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from spec_core import foreign_errors
 from spec_core.errors import ProtocolError
-from spec_core.foreign import foreign_errors
 from spec_core.wire_record import WireRecord
 from spec_processes.sockets.framed_socket import FramedSocket, detect_dead_host
 from spec_processes.sockets.peer_admission import AcceptLimiter, same_token

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from spec_core.backend import Placement
+    from spec_core import Placement
 
 _OTHER_PROCESS_S = 60.0
 """Timeout in seconds for the start of a second process, and for each call between the two processes."""

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from spec_core import foreign_errors
 from spec_core.errors import ConfigError, DataError
-from spec_core.foreign import foreign_errors
 from spec_core.records import SamplingParams
 from spec_trainer.base.progress import StepProgress
 from spec_trainer.base.stop_request import Interrupted, StopRequest

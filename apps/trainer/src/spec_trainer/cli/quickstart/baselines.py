@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_core.draft import Proposal, Proposer
+from spec_core import Proposal, Proposer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spec_core import foreign_errors
 from spec_core.errors import ConfigError, DataError
-from spec_core.foreign import foreign_errors, read_bytes
+from spec_core.foreign import read_bytes
 from spec_core.records import GenerationRequest
 from spec_core.wording import shortened, shown
 from spec_trainer.data.errors import BadRow

@@ -12,8 +12,9 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
-from spec_core.foreign import foreign_errors, read_bytes
+from spec_core.foreign import read_bytes
 from spec_core.resource import Resource
 from spec_trainer.base.disk import (
     check_own,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from spec_core.engine import Engine
+from spec_core import Engine, foreign_errors
 from spec_core.errors import PluginError
-from spec_core.foreign import foreign_errors
 from spec_core.plugins import find, load_each
 
 if TYPE_CHECKING:
-    from spec_core.serving import Serving
+    from spec_core import Serving
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from spec_core import foreign_errors
 from spec_core.errors import EngineError
-from spec_core.foreign import foreign_errors
 from spec_core.resource import Resource
 from spec_core.wording import one_line, shortened, shown
 from spec_kit.live_traffic import LEARN_HEADER
@@ -22,8 +22,8 @@ from spec_trainer.measure.server.metrics_reader import program_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from spec_core import Serving
     from spec_core.records import ServerCounters
-    from spec_core.serving import Serving
     from spec_trainer.measure.server.questions import Question
 
 log = logging.getLogger(__name__)

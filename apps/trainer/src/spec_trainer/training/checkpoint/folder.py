@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from spec_core.config import Config
+from spec_core import Config, foreign_errors
 from spec_core.errors import ArtifactError, ConfigError
-from spec_core.foreign import foreign_errors, parse_json_object, read_bytes
+from spec_core.foreign import parse_json_object, read_bytes
 from spec_core.validation import validate
 from spec_kit.sharding.safetensors_folder import new_digest
 from spec_trainer.base.disk import remove

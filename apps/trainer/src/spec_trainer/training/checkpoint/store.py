@@ -10,8 +10,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
-from spec_core.foreign import foreign_errors
 from spec_core.wording import shown
 from spec_kit.sharding import SafetensorsFolder
 from spec_kit.sharding.safetensors_folder import write_synced
