@@ -58,7 +58,7 @@ class ServingSuite(ConformanceSuite):
     @pytest.fixture
     def config(self) -> EngineConfig:
         """Return the options of the engine with which an export is written in one of ``formats``."""
-        return EngineConfig()
+        return EngineConfig.model_validate({})
 
     @pytest.fixture
     def draft(self, target: TargetSpec, draft_folder: Path) -> Draft:
