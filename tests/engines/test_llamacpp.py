@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import Engine
-from spec_core.engine import EngineContext
+from spec_core import Engine, EngineContext
 from spec_core.errors import ConfigError, EngineError
 from spec_core.records import FeatureSchema, SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_core.config import EngineConfig
+from spec_core import EngineConfig
 from spec_core.errors import ConfigError, UsageError
 from spec_core.records import Availability
 from spec_kit.drafting import recognise

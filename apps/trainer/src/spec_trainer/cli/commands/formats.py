@@ -6,9 +6,8 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spec_core.engine import Engine
+from spec_core import Engine, foreign_errors
 from spec_core.errors import ConfigError, PluginError
-from spec_core.foreign import foreign_errors
 from spec_core.plugins import find, load_each
 from spec_trainer.base.disk import new_folder
 from spec_trainer.configuration.engine_options import read_engine_section
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core import Draft, TargetSpec
-    from spec_core.config import EngineConfig
+    from spec_core import Draft, EngineConfig, TargetSpec
 
 
 @dataclass(frozen=True)
