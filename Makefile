@@ -62,7 +62,7 @@ test-sglang: $(SGLANG)/installed ## real SGLang on the CPU over a stand-in for i
 	$(SGLANG)/bin/python -m pytest tests/engines/test_sglang.py tests/engines/test_sglang_runs.py tests/engines/test_sglang_images.py tests/engines/test_sglang_seeing_drafts.py tests/engines/test_sglang_follow.py tests/engines/test_sglang_serving_capture.py -m "$(ONLY)"
 
 test-llamacpp: $(LLAMACPP)/installed ## real llama.cpp on the CPU, in an environment of its own
-	$(LLAMACPP)/bin/python -m pytest tests/engines/test_llamacpp.py -m "$(ONLY)"
+	$(LLAMACPP)/bin/python -m pytest tests/engines/test_llamacpp.py tests/engines/test_llamacpp_commands.py -m "$(ONLY)"
 
 test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-in for CANN, in an environment of its own
 	$(RIG) -m pytest tests/rig_ascend -n 3 --dist loadgroup -m "$(ONLY)"

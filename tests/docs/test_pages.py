@@ -31,6 +31,7 @@ ELSEWHERE = {
     "serving": "tests/integration/test_pushes.py",
     "follow": "tests/integration/test_follow.py",
     "--whole-target": "tests/integration/test_whole_target.py",
+    "engine.gguf=": "tests/engines/test_llamacpp_commands.py",
     "examples/": "tests/docs/test_recipes.py",
     "Qwen/": "tests/docs/test_recipes.py",
 }
@@ -155,7 +156,8 @@ def test_runs_that_need_more_than_is_here_can_be_planned(tmp_path, monkeypatch, 
 
 def test_what_is_not_run_here_is_run_elsewhere():
     assert [test for test in ELSEWHERE.values() if not (ROOT / test).is_file()] == []
-    without_target = [words for words in AWAY if "--whole-target" in words or "Qwen/" in " ".join(words)]
+    others = ("--whole-target", "Qwen/", "engine.gguf=")
+    without_target = [words for words in AWAY if any(other in " ".join(words) for other in others)]
     away = {words[0] for words in AWAY if words not in without_target}
     assert away & {"capture", "regenerate", "evaluate", "convert", "export"} == set()
 

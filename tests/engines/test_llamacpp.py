@@ -18,19 +18,11 @@ from spec_testing import EngineSuite, draw_draft
 
 from ..gguf_targets import write_target_gguf
 from ..transformers_target import Transformer
+from .llamacpp_drafts import DRAFTS, SHAPE
 
 pytest.importorskip("xllamacpp")
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("llamacpp"), pytest.mark.timeout(120)]
 
-# Of few tokens, a draft with random weights guesses some rightly.
-SHAPE = {"vocab_size": 16, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-BLOCK = {"block_size": 4, "num_layers": 2, "num_features": 3}
-DRAFTS = {
-    "eagle3": {"fc_norm": False, "norm_output": False},
-    "dflash": BLOCK,
-    "dflash2": {**BLOCK, "conv_group_size": 8, "selector_top_k": 4, "selector_rank": 32},
-    "dspark": {**BLOCK, "markov_rank": 32},
-}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 LLAMA3 = {
     "rope_type": "llama3",

@@ -167,12 +167,15 @@ def test_a_target_of_other_sizes_is_refused(make_target, tiny_llama, draw, tmp_p
     assert not (tmp_path / "draft.gguf").exists()
 
 
-def test_a_target_of_other_weights_is_refused(tiny_llama, draw, tmp_path):
+@pytest.mark.parametrize(
+    ("tensor", "what"), [("token_embd.weight", "embedding"), ("output_norm.weight", "final norm")]
+)
+def test_a_target_of_other_weights_is_refused(tiny_llama, draw, tmp_path, tensor, what):
     other = write_target_gguf(tiny_llama, tmp_path / "other.gguf")
-    (table,) = (t.data for t in gguf.GGUFReader(other, "r+").tensors if t.name == "token_embd.weight")
-    table[:] = table[::-1].copy()
-    table.flush()
-    with pytest.raises(TargetError, match=r"\Athe embedding in .* is not that of target [^\n]*\Z"):
+    (values,) = (t.data for t in gguf.GGUFReader(other, "r+").tensors if t.name == tensor)
+    values[:] = values[::-1].copy()
+    values.flush()
+    with pytest.raises(TargetError, match=rf"\Atarget .* has another {what} than target [^\n]*\Z"):
         write_draft_gguf(
             draw("eagle3", **PLAIN), read_target(tiny_llama), other, tmp_path / "draft.gguf", "f16"
         )

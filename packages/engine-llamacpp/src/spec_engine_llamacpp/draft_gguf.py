@@ -10,6 +10,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
 from spec_engine_llamacpp.serving_format import (
     CHAIN,
@@ -19,7 +20,7 @@ from spec_engine_llamacpp.serving_format import (
     rope_of,
     served_architecture,
 )
-from spec_engine_llamacpp.target_gguf import check_target_gguf, gguf_errors, open_gguf
+from spec_engine_llamacpp.target_gguf import read_target_gguf
 from spec_kit.drafting import read_config
 
 if TYPE_CHECKING:
@@ -82,11 +83,10 @@ def write_draft_gguf(
     from gguf import GGUFWriter
 
     check_llamacpp_folder(folder, target)
-    check_target_gguf(target_gguf, target)
     fields = read_config(folder) or {}
     architecture = served_architecture(fields)
-    own = open_gguf(target_gguf)
-    with gguf_errors(ArtifactError, f"draft {folder} cannot be written as {output}"):
+    own = read_target_gguf(target_gguf, target)
+    with foreign_errors(ArtifactError, f"draft {folder} cannot be written as {output}"):
         scratch = output.with_name(f".{output.name}.part")
         try:
             writer = GGUFWriter(scratch, "eagle3" if architecture == CHAIN else "dflash")

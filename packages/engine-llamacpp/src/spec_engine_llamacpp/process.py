@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import tempfile
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from spec_engine_llamacpp.config import LlamacppConfig
     from spec_kit.hosting import Fields, Mode
 
+_CAUSE = re.compile(r"(?:error loading model: |(?=GGML_(?:ASSERT|ABORT)))(.+)$")
+"""Finds the cause in a line of llama.cpp's log; what Python reports behind it says nothing."""
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Else OpenMP's threads spin at each barrier, and a shared core makes every pass a hundred times slower."""
 
@@ -93,6 +96,11 @@ class LlamacppProcess(EngineSubprocess):
     def acceptance(self) -> AcceptanceCounters:
         """Return the acceptance counters since the process started."""
         return self._counted
+
+    def logged_errors(self) -> list[str]:
+        """Return why llama.cpp did not load a file, or which assertion failed; else the errors of Python."""
+        found = [cause[1] for line in self._last_lines if (cause := _CAUSE.search(line))]
+        return found or super().logged_errors()
 
     def left_files(self, pids: Sequence[int]) -> Iterable[Path]:
         """Return the draft's file, which the process removes once it has read it."""
