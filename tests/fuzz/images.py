@@ -1,4 +1,4 @@
-"""Targets that see: image processors with odd sizes, damaged images, and ids without the tokens of their images."""
+"""Multimodal targets: image processors with odd sizes, damaged images, and ids without the tokens of their images."""
 
 from __future__ import annotations
 

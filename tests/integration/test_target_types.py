@@ -238,7 +238,7 @@ def test_every_other_type_is_refused_in_one_line(name, tmp_path):
 
 def test_page_lists_what_is_accepted():
     """The first cell of a row of docs/targets.md names all types that are read alike."""
-    page, _, _ = (ROOT / "docs" / "targets.md").read_text().partition("## Targets that see")
+    page, _, _ = (ROOT / "docs" / "targets.md").read_text().partition("## Multimodal targets")
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell) if name != "model_type"]
     assert sorted(listed) == sorted({*TARGET_TYPES, *WRAPPERS})

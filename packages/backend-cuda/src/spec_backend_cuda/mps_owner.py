@@ -248,7 +248,7 @@ def _is_let_go(file: Path, deadline: float) -> bool:
     while not _gets_lease(file):
         if time.monotonic() >= deadline:
             return False
-        time.sleep(random.uniform(0.01, 0.05))  # at other times than other processes
+        time.sleep(random.uniform(0.01, 0.05))  # random, so that processes retry at different times
     return True
 
 

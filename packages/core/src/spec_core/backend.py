@@ -58,7 +58,7 @@ class Backend(ABC):
     """Accepted versions of this interface (``docs/compatibility.md``)."""
     name: ClassVar[str]
     api_version: ClassVar[int]
-    """The version that the plugin was written for."""
+    """Version of this interface that the plugin was written for."""
     Config: ClassVar[type[BackendConfig]] = BackendConfig
     dist_backend: ClassVar[str]
     """Name of the torch.distributed backend for FSDP and Megatron (``gloo``, ``nccl``, ``hccl``)."""

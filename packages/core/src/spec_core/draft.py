@@ -136,7 +136,7 @@ class Draft(ABC):
     """Accepted versions of this interface (``docs/compatibility.md``)."""
     name: ClassVar[str]
     api_version: ClassVar[int]
-    """The version that the plugin was written for."""
+    """Version of this interface that the plugin was written for."""
     Config: ClassVar[type[DraftConfig]] = DraftConfig
     small_run: ClassVar[Mapping[str, object]] = {}
     """Options of section ``draft`` that suit a target with a few million parameters and a training of minutes. The

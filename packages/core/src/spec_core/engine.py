@@ -155,7 +155,7 @@ class Engine(Resource):
     """Accepted versions of this interface (``docs/compatibility.md``)."""
     name: ClassVar[str]
     api_version: ClassVar[int]
-    """The version that the plugin was written for."""
+    """Version of this interface that the plugin was written for."""
     Config: ClassVar[type[EngineConfig]] = EngineConfig
     abilities: ClassVar[EngineAbilities] = EngineAbilities()
     """Optional abilities that this engine has (E14)."""

@@ -7,7 +7,7 @@
     │   ├── ConfigError             a key or value of the configuration, or a combination of them
     │   ├── DataError               a file or row of training data
     │   ├── TargetError             a target folder that cannot be read, or that a draft cannot express
-    │   ├── ArtifactError           a checkpoint, draft or run directory that is not what it should be
+    │   ├── ArtifactError           a checkpoint, draft or run directory that is damaged or belongs elsewhere
     │   └── PluginError             a plugin that cannot be used
     │       ├── PluginNotFound      no distribution provides that name
     │       ├── PluginConflict      two distributions provide the same name
@@ -56,7 +56,7 @@ class TargetError(UsageError, ValueError):
 
 
 class ArtifactError(UsageError, ValueError):
-    """A checkpoint, draft or run directory is not what it should be."""
+    """A checkpoint, draft or run directory is missing, damaged, unsupported or of another run or target."""
 
 
 class PluginError(UsageError):

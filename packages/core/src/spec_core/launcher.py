@@ -174,7 +174,7 @@ class Launcher(Resource):
     """Accepted versions of this interface (``docs/compatibility.md``)."""
     name: ClassVar[str]
     api_version: ClassVar[int]
-    """The version that the plugin was written for."""
+    """Version of this interface that the plugin was written for."""
     Config: ClassVar[type[LauncherConfig]] = LauncherConfig
 
     def __init__(self, config: LauncherConfig, context: LaunchContext) -> None:

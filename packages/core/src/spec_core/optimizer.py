@@ -89,7 +89,7 @@ class Optimizer(ABC):
     """Accepted versions of this interface (``docs/compatibility.md``)."""
     name: ClassVar[str]
     api_version: ClassVar[int]
-    """The version that the plugin was written for."""
+    """Version of this interface that the plugin was written for."""
     Config: ClassVar[type[OptimizerConfig]] = OptimizerConfig
 
     def __init__(self, config: OptimizerConfig) -> None:

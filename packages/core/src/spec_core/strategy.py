@@ -104,7 +104,7 @@ class Strategy(Resource):
     """Accepted versions of this interface (``docs/compatibility.md``)."""
     name: ClassVar[str]
     api_version: ClassVar[int]
-    """The version that the plugin was written for."""
+    """Version of this interface that the plugin was written for."""
     Config: ClassVar[type[StrategyConfig]] = StrategyConfig
     takes_fp8: ClassVar[bool] = False
     """Whether the matrix products of the draft and of the vocabulary operations may be in fp8. This requires that

@@ -42,7 +42,7 @@ class Tracker(Resource):
     """Accepted versions of this interface (``docs/compatibility.md``)."""
     name: ClassVar[str]
     api_version: ClassVar[int]
-    """The version that the plugin was written for."""
+    """Version of this interface that the plugin was written for."""
     Config: ClassVar[type[TrackerConfig]] = TrackerConfig
     Value: ClassVar[Any] = Annotated[str, pydantic.Field(min_length=1)]
     """Type of the value of ``track.NAME``, which pydantic validates; by default a string, such as a project's

@@ -72,7 +72,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
         hint = f" (did you mean {' or '.join(homes)}?)" if homes else ""
         return f"unknown {kind} {shown(key)}" + (hint or suggestion(path[-1], _section_keys(model, path)))
     if problem["type"] == "missing":
-        inner = next(iter(_section_keys(model, [*path, ""])), "")  # of a missing section
+        inner = next(iter(_section_keys(model, [*path, ""])), "")  # the first key, if a section is missing
         key = f"{key}.{inner}" if inner else key
         example = f", such as {key}=VALUE" if len(path) == len(problem["loc"]) else ""
         return f"{key} is required{example}"

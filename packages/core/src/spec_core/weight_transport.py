@@ -106,7 +106,7 @@ class WeightTransport(Resource):
     """Accepted versions of this interface (``docs/compatibility.md``)."""
     name: ClassVar[str]
     api_version: ClassVar[int]
-    """The version that the plugin was written for."""
+    """Version of this interface that the plugin was written for."""
     Config: ClassVar[type[WeightTransportConfig]] = WeightTransportConfig
 
     def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:

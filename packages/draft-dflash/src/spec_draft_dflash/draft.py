@@ -39,7 +39,7 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
         "block_size": 4,
         "num_layers": 3,
         "num_anchors": 128,
-        "loss": "soft",  # with little data, the target's distribution teaches more than one token
+        "loss": "soft",  # with little data, the target's distribution teaches more than the one token of the data
         "gamma": 1.0,  # the target accepts few guesses of a small draft
     }
     learns_from_guesses: ClassVar[bool] = True

@@ -144,7 +144,7 @@ class Chains:
 
     @classmethod
     def of(cls, batch: DraftBatch, rule: ChainRule) -> Self:
-        """Choose the chains of every document of a batch by the random drop."""
+        """Choose the chains of every document of a batch, and drop guesses at random (COD)."""
         mask_T, guess_depth_T = batch.loss_mask_T, batch.guess_depth_T
         columns, bounds, cursor = [torch.zeros(3, 0, dtype=torch.int64)], list[tuple[int, int]](), 0
         for span in batch.spans:

@@ -55,7 +55,7 @@ class PEagleLoss:
         """
         guesses = GuessesByToken.of(guesses_3E, states_EH.device)
         totals = _Sums(self, states_EH, guesses, denominators)
-        # Teacher logits, of a token over all ids and then of a guess over the draft's; float32 or narrower.
+        # A guess has its own logits, in the head's dtype, and the teacher's over the draft's ids, in float32.
         guess_bytes = (self.head.weight.element_size() + 4) * len(self.head.weight)
         with torch.no_grad():
             chunks = guesses.chunks(self.ops.chunk_bytes, 4 * self.ops.shard_rows, guess_bytes)

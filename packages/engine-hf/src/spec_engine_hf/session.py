@@ -64,7 +64,7 @@ class Session:
         own_BT = torch.arange(longest, 0, -1) <= torch.tensor([len(prompt) for prompt in prompts])[:, None]
         self._shifts = [0] * len(prompts)
         seen: dict[str, Tensor] = {}
-        if images := images_of(prompts[0]):  # the only prompt
+        if images := images_of(prompts[0]):  # a prompt with images is alone
             seen = self._model.image_arguments(prompts[0], images)
             self._shifts = [int(seen["position_ids"].max()) + 1 - longest]
         logits_B1V, hidden_BTNH = self._forward(rows, own_BT, seen, last_only=True)

@@ -74,7 +74,7 @@ class NormTap:
         if self._problem is not None:
             return
         out_RH = room_RH[:rows]
-        rows = len(out_RH)  # padding rows may have no room
+        rows = len(out_RH)  # padding rows may exceed the buffer
         if residual is None:
             out_RH.copy_(hidden[:rows])
         else:

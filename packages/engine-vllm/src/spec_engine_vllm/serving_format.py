@@ -102,7 +102,7 @@ def vllm_problem(draft: Draft, target: TargetSpec) -> str | None:
 
 
 def problem_before_28(draft: Draft, target: TargetSpec, *, is_cpu_build: bool) -> str | None:
-    """Return why no vLLM before 0.28, or no CPU build before it, serves the exports of ``draft``; else None."""
+    """Return why no vLLM (or no CPU build) before 0.28 serves the exports of ``draft``; None if one does."""
     return _problem(draft, target, [*_BEFORE_28, *((_NO_LATENT_ON_CPU,) if is_cpu_build else ())])
 
 

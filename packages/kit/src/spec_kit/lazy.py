@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def lazy_names(package: str, file: str) -> Callable[[str], Any]:
     """Return a ``__getattr__`` for ``package`` whose names are the imports under ``if TYPE_CHECKING:`` in ``file``.
 
-    Example: ``__getattr__ = lazy_names(__name__, __file__)``, after ``else:`` or at the end
+    Example: ``__getattr__ = lazy_names(__name__, __file__)``, after ``else:`` or at the end of the module.
     """
 
     def find(name: str) -> Any:

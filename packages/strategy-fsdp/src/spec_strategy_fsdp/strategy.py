@@ -135,7 +135,7 @@ class FsdpStrategy(Strategy):
         for index, batch in enumerate(micro_batches):
             is_last = index == len(micro_batches) - 1
             output = self._module.forward(self._divided(batch), denominators, ops, reduces=is_last)
-            # In this thread, because another thread would have to take Python's lock for each function in Python.
+            # In this thread, because another thread would have to take the GIL for each function in Python.
             with torch.autograd.set_multithreading_enabled(False):
                 output.loss.backward()
             self._module.end_pass()

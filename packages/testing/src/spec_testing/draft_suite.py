@@ -196,7 +196,7 @@ class DraftSuite(ConformanceSuite):
         expected = lively.gradients()
         assert whole.loss.item() > 0
         assert whole.loss.isfinite()
-        for size, width in ((1, WIDTH), (3, 0), (len(LENGTHS), WIDTH)):  # padded, packed
+        for size, width in ((1, WIDTH), (3, 0), (len(LENGTHS), WIDTH)):  # padded; packed; padded as one batch
             # From the other end, so that no cut is a prefix of the reference.
             cuts = [samples[::-1][i : i + size] for i in range(0, len(samples), size)]
             batches = [toy_batch(cut, lively.schema, width=width) for cut in cuts]

@@ -1,4 +1,4 @@
-"""Targets that see are read from both forms of config.json, with the image processor of their folder."""
+"""Multimodal targets are read from both forms of config.json, with the image processor of their folder."""
 
 import json
 import shutil

@@ -55,8 +55,8 @@ def check_writable(folder: Path, what: str = "output") -> None:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # whether it can be made depends on the folder that is there
-    except OSError as error:  # a name that is too long, links in a circle
+        pass  # whether it can be created depends on the nearest folder that exists
+    except OSError as error:  # a name that is too long, or a loop of links
         raise ArtifactError(f"{what} {folder} cannot be created: {error.strerror}") from error
     there = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -144,7 +144,7 @@ def replacing(file: Path) -> Iterator[IO[bytes]]:
     """
     scratch = file.with_name(f".{file.name.lstrip('.')}.{secrets.token_hex(8)}")
     try:
-        with scratch.open("xb") as stream:  # never through what somebody has put there
+        with scratch.open("xb") as stream:  # mode x follows no link that another user has put there
             yield stream
         scratch.replace(file)
     except OSError as error:
@@ -174,5 +174,5 @@ def not_written(what: object, path: Path, error: BaseException) -> RunError:
 def _errno(error: BaseException) -> int | None:
     if isinstance(error, OSError) and error.errno:
         return error.errno
-    foreign = re.search(r"\(os error (\d+)\)", str(error))  # safetensors'
+    foreign = re.search(r"\(os error (\d+)\)", str(error))  # the form in which safetensors writes it
     return int(foreign[1]) if foreign else None

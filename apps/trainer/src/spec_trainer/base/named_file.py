@@ -29,7 +29,7 @@ def check_named_page(file: Path, flag: str) -> None:
 
 
 def write_named_file(file: Path, text: str) -> None:
-    """Write a file as a whole. Through a link, and into what is no plain file, write in place: it stays what it is.
+    """Write a file atomically; write in place through a link, and into a pipe or a device, which stay as they are.
 
     Raise RunError if it cannot be written, or if it is a pipe that nobody reads.
     """

@@ -245,7 +245,7 @@ def evaluate(
     overrides
         Options of engine and backend, such as engine.dtype=float32, and data.chat_template_kwargs.NAME=VALUE.
     """
-    request = request or EvaluationRequest()  # which says what is missing
+    request = request or EvaluationRequest()  # its checks say what is missing
     if request.report is not None:
         check_named_page(request.report, "--report")
     if request.server:

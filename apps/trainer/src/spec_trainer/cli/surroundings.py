@@ -1,4 +1,4 @@
-"""Check what a process gets from its caller, or do without it: streams, working directory, COLUMNS, ulimit -v."""
+"""Check or correct what a process inherits: standard streams, working directory, COLUMNS, ulimit -v."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_closed_streams() -> None:
 
 
 def widen_help(app: App) -> None:
-    """Let ``app`` print help in a usable width if COLUMNS says another one."""
+    """Let ``app`` print help in a usable width if COLUMNS is too small."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and len(columns) < 6 and int(columns) < _FEWEST_COLUMNS:
         from rich.console import Console

@@ -54,7 +54,7 @@ def _loaded(name: str) -> type[Tracker] | None:
         return None
 
 
-@functools.cache  # configurations are equal where their types are
+@functools.cache  # equal trackers get one type, because configurations are equal only within a type
 def _config_type(trackers: tuple[tuple[str, type[Tracker] | None], ...]) -> type[TrackConfig]:
     keys: dict[str, Any] = {}
     for name, tracker in trackers:

@@ -58,7 +58,7 @@ def _measure(part: RunSpec, trainers: Sequence[DraftTrainer], links: RankLinks) 
         is_finite = sample_id not in links.result["not_finite"]
         for trainer, lengths in zip(trainers, links.result["lengths"], strict=True) if is_finite else ():
             metrics = trainer.evaluate(share).metrics()
-            # The target generated these answers, at whatever temperature: it accepts guesses that they go on with.
+            # The target generated these answers, at any temperature, so it accepts the guesses that match them.
             acceptance_length = metrics.get("acceptance_length_data", metrics["acceptance_length"])
             assert isinstance(acceptance_length, float)
             lengths.append(max(1.0, acceptance_length))

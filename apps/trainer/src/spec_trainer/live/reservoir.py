@@ -159,7 +159,7 @@ class Reservoir:
                 self.num_fresh += 1
             else:
                 self.left_out["same_prompt"] += 1
-        if not self._train:  # its features take more bytes than all may
+        if not self._train:  # this request's features alone exceed the limit
             self.num_fresh = 0
 
     def _purpose(self, prompt: Sequence[int]) -> tuple[bytes, bool]:

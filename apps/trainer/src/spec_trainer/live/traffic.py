@@ -101,7 +101,7 @@ class Traffic:
                 with server:
                     self._check_capture(url, server)
                     for one in self._of(url, server):
-                        taken.append(one)  # one by one: up to an error
+                        taken.append(one)  # one by one, to keep those before an error
                         if should_stop():
                             return
                 self.versions[url] = server.first_answer.status.version

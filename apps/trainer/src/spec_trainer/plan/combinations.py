@@ -30,7 +30,7 @@ class Combination:
     why: str
     remedy: str
     refused: Callable[[AnyRunConfig, Any], bool]
-    """Whether the configuration has these settings; the second argument is what the table's reader knows besides."""
+    """Whether the configuration has these settings; the second argument is ``known`` of ``refuse``."""
 
     def message(self, config: AnyRunConfig) -> str:
         """Return the error message for ``config``, with the configured values."""

@@ -33,7 +33,7 @@ _ACCELERATOR_FLOPS = 1e15
 
 
 def expected_time(run: RunSpec) -> dict[str, Any]:
-    """Estimate the hours that a run takes, or give a lower bound; say on what the number rests.
+    """Estimate the hours that a run takes, or give a lower bound; say what the number is based on.
 
     Return {"hours" or "hours_at_least", "rests_on"}; the first key is missing if no time can be given. The
     hours of a resumed run are estimated from the times in its metrics. Otherwise a lower bound of the FLOPs

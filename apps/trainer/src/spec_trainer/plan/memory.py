@@ -214,7 +214,7 @@ def _host(run: RunSpec, sizes: RunSizes) -> Iterator[MemoryPool]:
     config, capabilities = run.config, run.backend.capabilities()
     here = [member for member in run.members() if not member.host]
     if run.members() and not here:
-        return  # on other hosts, of which nothing is known here
+        return  # the run is on other hosts, whose memory is unknown here
     engines = sum(member.role == "engine" for member in here) or int(
         not run.members() and config.data.features is None
     )

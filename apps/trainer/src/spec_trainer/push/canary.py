@@ -90,7 +90,7 @@ class Canary:
         """
         counted = self._earlier
         for name in names:
-            with contextlib.suppress(EngineError):  # the publisher says which one is lost
+            with contextlib.suppress(EngineError):  # the publisher reports a lost server
                 counted += self._servers[name].acceptance()
         if counted.rounds >= self._rounds:
             self._reference = counted
@@ -152,7 +152,7 @@ class _Count:
         """
         while not self._over.is_set():
             wanted = self._counted[server].rounds + max(1, self._num_left() // len(self._counted))
-            with contextlib.suppress(EngineError):  # the publisher says which one is lost
+            with contextlib.suppress(EngineError):  # the publisher reports a lost server
                 self._note(server, server.acceptance(rounds=wanted, wait_s=_HELD_S))
                 if self._counted[server].rounds >= wanted:
                     continue

@@ -78,7 +78,7 @@ def open_transports(backend: Backend, options: PushConfig | PushRequest) -> dict
     transports = open_weight_transports(backend, options.transport, values, configs)
     for transport in transports.values():
         folder = getattr(transport.config, "folder", None)
-        if isinstance(folder, Path):  # another's option of that name may be anything
+        if isinstance(folder, Path):  # another transport's ``folder`` may be of any type
             check_writable(folder, "folder for weights")
     if not transports:
         raise ConfigError("no weight transport can run here; spec-trainer plugins says what is installed")

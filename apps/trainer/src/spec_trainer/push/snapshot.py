@@ -78,7 +78,7 @@ class WeightSnapshot:
         self._room = room - _COPIES * tensor.nbytes
         if self._room >= 0:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        # From a device to memory that is not pinned, the CPU waits for every copy.
+        # A copy from a device to memory that is not pinned blocks the CPU.
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 

@@ -126,7 +126,7 @@ def texts(summary: Mapping[str, Any]) -> str:
 
 def _token(token: Mapping[str, Any]) -> str:
     refused = ""
-    if token["refused"] is not None:  # a refused line end breaks no line
+    if token["refused"] is not None:  # a rejected line break is shown, not made
         refused = f"<s>{text(token['refused'].replace(chr(10), '↵'))}</s>"
     word = text(token["text"])
     if token["place"]:

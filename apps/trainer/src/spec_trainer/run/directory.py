@@ -47,7 +47,7 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
         ),
         "seed": config.seed,
     }
-    if any(config.data.record().values()):  # the tokens alone may be equal
+    if any(config.data.record().values()):  # other settings may give the same tokens
         parts["chat"] = config.data.record()
     if config.decode.every:
         decode = config.decode.model_dump(mode="json", exclude={"replicas"})

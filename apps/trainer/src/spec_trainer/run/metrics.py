@@ -42,7 +42,7 @@ def drop_after(file: Path, step: float, kind: type[Row]) -> dict[int, dict[str, 
     accept it. Invalid rows only cause a warning, because no run depends on them.
     """
     if not file.exists():
-        file.unlink(missing_ok=True)  # a link to nothing: rows would go where it says
+        file.unlink(missing_ok=True)  # a broken link: rows would go to its target
         return {}
     rows, damaged = whole_rows(file, kind)
     if damaged:

@@ -51,7 +51,7 @@ def run_dataset(order: WorkerOrder, ask: Callable[[DatasetWanted], DatasetPart])
                 start = 0
                 while data := base64.b64decode(ask(DatasetWanted(name, start)).data):
                     start += copy.write(data)
-        return open_dataset(folder)  # what is mapped stays
+        return open_dataset(folder)  # mapped files remain readable after the folder is removed
 
 
 def read_part(dataset: Path, wanted: DatasetWanted) -> DatasetPart:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 _WARM_UP_ROUNDS = 2
 """Rounds that are decoded before the timing starts, because the first use compiles kernels."""
 _WARM_UP_SIZES = (1, 2, 3, 4, 8, 16)
-"""Numbers of prompts that are decoded before the timing starts, besides all. Triton compiles a kernel anew where an
-integer argument becomes 1, or becomes divisible by 16 or not. With guesses, an argument may be a multiple of the
-number of prompts."""
+"""Batch sizes that are decoded before the timing starts, besides all prompts together. Triton compiles a kernel again
+if an integer argument becomes 1, or if its divisibility by 16 changes. With guesses, an argument may be a multiple
+of the number of prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)

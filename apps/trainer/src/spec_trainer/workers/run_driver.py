@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTask:
-    """A function that the trainer rank calls with the features of some samples, in whatever process it is."""
+    """A function that the trainer rank, in whatever process, calls with the features of some samples."""
 
     entry: str
     """The function as ``package.module:name``. Its arguments are the arguments of a ``Consume`` function
@@ -38,7 +38,7 @@ class RankTask:
 
     @property
     def consume(self) -> Consume:
-        """The function as a ``Consume`` function (``training.wiring``), which already has ``arguments``."""
+        """The function with ``arguments`` bound, as a ``Consume`` of ``training.wiring``."""
         function = pkgutil.resolve_name(self.entry)
 
         def consuming(part: RunSpec, rank: int, device: torch.device, links: RankLinks) -> object:

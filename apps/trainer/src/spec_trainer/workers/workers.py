@@ -146,7 +146,7 @@ class Workers:
             self.send(name, Stop())
         limit_s = max(self._timeouts.peer_s, _LEAVING_S)
         deadline = time.monotonic() + limit_s
-        self._running -= self._starting.keys()  # they come too late to be of use; the launcher ends them
+        self._running -= self._starting.keys()  # starting workers are not waited for: the launcher ends them
         while self._running:
             event = self._failures.receive(deadline)
             if isinstance(event, WorkerEnded):
@@ -178,7 +178,7 @@ class Workers:
         if not self._loading[done]:
             del self._loading[done]
             for name in self._loading[min(self._loading)] if self._loading else ():
-                self.send(name, Begin())  # they may touch their devices
+                self.send(name, Begin())  # now they may use their devices
 
     def _treat(self, failures: Sequence[Failure]) -> None:
         """Start failed workers again, or wait for free devices for them.

@@ -124,7 +124,7 @@ class HttpReplica(DraftReplica, Resource):
         asked = self._client.ask(f"{_ROUTES}requests", "{}", self._timeout_s)
         answer = self._awaited("requests", asked, self._timeout_s)
         if answer.status != http.HTTPStatus.OK:
-            self._read("requests", answer)  # raises
+            self._read("requests", answer)  # raises the error that the answer reports
         try:
             return TakenRequests.decode(answer.body)
         except ProtocolError:

@@ -43,7 +43,7 @@ class LatentAttention(nn.Module):
         self.kv_a_layernorm = nn.RMSNorm(self._latent, shape.norm_eps)
         self.kv_b_proj = linear(self._latent, heads * (self._nope + self._value))
         self.o_proj = linear(heads * self._value, shape.hidden_size)
-        self.rotated_key = nn.Identity()  # a place that a strategy can name to sum gradients over heads
+        self.rotated_key = nn.Identity()  # hints name this submodule to sum gradients over heads
 
     @property
     def input_projections(self) -> tuple[nn.Linear, ...]:

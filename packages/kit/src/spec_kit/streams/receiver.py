@@ -218,7 +218,7 @@ class StreamReceiver(FeatureReceiver):
             name = f"process {local_socket.peer(connection)[0]}" if _is_local(connection) else ""
             try:
                 peer = self._greet(channel, name, data)
-            except RuntimeError as error:  # also torch's, of a pool; some RunErrors are OSErrors, too
+            except RuntimeError as error:  # also torch's, from a pool; some RunErrors are OSErrors, too
                 logger.warning(
                     "%s: refused a connection of %s: %s", self._name, name or "another host", error
                 )

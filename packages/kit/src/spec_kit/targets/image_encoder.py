@@ -32,11 +32,11 @@ class ImageEncoder:
     tensors: Mapping[str, StoredTensor]
     """The encoder's tensors in the target's files, by name."""
     width: int
-    """Values of a patch between two layers."""
+    """Number of values of a patch between two layers."""
     inner: int
-    """Values of a patch after the first products of a layer's MLP, whose gate counts, too."""
+    """Number of values of a patch after the first products of a layer's MLP, whose gate counts, too."""
     patch_values: int
-    """Values of the pixels of a patch."""
+    """Number of pixel values of a patch."""
     patches_per_token: int
     most_tokens: int | None
     """Tokens of the largest square image that the image processor does not scale down; None without a limit."""

@@ -55,7 +55,7 @@ alive."""
 
 @functools.cache
 def _store_file() -> tuple[str, str]:
-    """Create a file in this process's memory; return its path for processes of this user, and its name.
+    """Create a file in memory; return the path by which this user's processes open it, and its name.
 
     The file has no other path, and the kernel lets no other user open it.
     """

@@ -35,7 +35,7 @@ def evaluate_servers(request: EvaluationRequest, words: Sequence[str] = ()) -> d
     """
     chat = _chat(request, words)
     for url in filter(None, (request.server, request.baseline_server)):
-        server_address(url)  # both, before any is asked
+        server_address(url)  # check both addresses before a request is sent
     options: dict[str, Any] = {
         "max_tokens": request.max_new_tokens,
         "temperature": request.temperature or 0.0,

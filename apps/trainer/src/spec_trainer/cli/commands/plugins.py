@@ -94,7 +94,7 @@ def main(kind: str, name: str, probe_s: str) -> None:
     process if the plugin's probe takes more than ``probe_s`` seconds after the import.
     """
     record = next(record for record in plugins.listed() if (record.kind, record.name) == (kind, name))
-    with suppress(PluginError):  # the status says so
+    with suppress(PluginError):  # ``status`` below reports the error
         plugins.load_listed(record)
     gone = gone_import(record.entry_point.module.partition(".")[0])
     signal.alarm(int(probe_s))

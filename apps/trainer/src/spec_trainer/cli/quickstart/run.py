@@ -85,7 +85,7 @@ class QuickstartSize:
         "train.warmup_steps=20",
         # So few steps cannot wait for a slow mean (docs/decisions/014-initial-weights.md).
         "optimizer.betas=[0.8,0.95]",
-        # Matrices at 0.02: the worst of five seeds is above the mean with AdamW (docs/choose-a-draft.md).
+        # A rate of 0.02 for matrices: the worst of five seeds is above AdamW's mean (docs/choose-a-draft.md).
         f"optimizer.name={OPTIMIZER}",
         "optimizer.matrix_rate=2.857",
         "train.eval_every=80",
@@ -231,7 +231,7 @@ def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> di
         plain = decode_without_draft(engine, work)
         drafted = decode_with_draft(engine, run.directory.draft, work)
         result = summarise(work, plain, drafted)
-        if run.engine_type.abilities.in_process:  # others start again for every number of draft tokens
+        if run.engine_type.abilities.in_process:  # other engines start again for every number of draft tokens
             log.info("timing the draft with other numbers of draft tokens")
             result["speeds"] = speeds(engine, prompts, sampling, run.draft.max_draft_tokens)
             text_of = Encoder(run.target.folder, run.target.vocab_size).decode
@@ -310,5 +310,5 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _show_progress(stages: Stages, step: int, num_steps: int, loss: torch.Tensor) -> None:
-    if step % 30 == 0 or step == num_steps:  # to read the loss waits for the device
+    if step % 30 == 0 or step == num_steps:  # reading the loss waits for the device
         stages.show(step / num_steps, f"step {step}/{num_steps}, loss {loss.item():.2f} nats per token")

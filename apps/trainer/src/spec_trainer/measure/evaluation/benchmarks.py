@@ -72,7 +72,7 @@ def _text(value: object) -> str:
 
 def _turns(row: Row, field: str = "prompt") -> list[str]:
     turns = row[field]
-    if not isinstance(turns, list):  # a text would be asked letter by letter
+    if not isinstance(turns, list):  # a string would be iterated letter by letter
         raise TypeError(f"expected a list of texts in '{field}', got {type(turns).__name__}")
     return [_text(turn) for turn in turns]
 

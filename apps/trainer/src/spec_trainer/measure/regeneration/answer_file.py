@@ -37,7 +37,7 @@ _ROW = re.compile(rb'"row": (\d+)}\n')
 _LONGEST_END = 40
 """Largest length of such an end."""
 _SYNC_EVERY_S = 5.0
-"""Seconds from one fsync to the next: a failure of the machine loses the answers of so long at most."""
+"""Seconds from one fsync to the next; a failure of the machine loses at most the answers of this time."""
 _CUT = b'"finish_reason": "length"'
 """Text in the line of a cut answer. It occurs nowhere else, because quotes within a JSON string are escaped."""
 

@@ -67,7 +67,7 @@ def read_meta(folder: Path) -> CheckpointMeta:
         meta = validate(CheckpointMeta, values, str(file))
     except ConfigError as error:
         raise ArtifactError(f"{file} is damaged: {error}") from error
-    # The text, not what it means: no byte may change unnoticed.
+    # Compare the text instead of its values, so that no byte changes unnoticed.
     if content != meta.to_json().encode():
         raise ArtifactError(f"{file} is damaged: its checksum differs")
     return meta
@@ -123,7 +123,7 @@ def discard(folder: Path) -> None:
 
 
 def _digest_of(file: Path) -> str:
-    if not file.is_file():  # nor a pipe, which would be waited for
+    if not file.is_file():  # reading a pipe would block
         raise ArtifactError(f"{file} is missing")
     with foreign_errors(ArtifactError, f"{file} cannot be read"), file.open("rb") as stream:
         return hashlib.file_digest(stream, new_digest).hexdigest()
