@@ -111,7 +111,7 @@ def test_command_brings_what_runs_anywhere(wheels):
     assert requirements_of(wheels["spec-trainer"]) & OURS == OURS - elsewhere
 
 
-@pytest.mark.parametrize("extra", ["vllm", "sglang", "cuda", "ascend", "megatron"])
+@pytest.mark.parametrize("extra", ["vllm", "sglang", "llamacpp", "cuda", "ascend", "megatron"])
 def test_extra_of_the_command_brings_the_plugin(wheels, extra):
     required = metadata(wheels["spec-trainer"]).get_all("Requires-Dist")
     kind = {"cuda": "backend", "ascend": "backend", "megatron": "strategy"}.get(extra, "engine")
@@ -168,7 +168,7 @@ def test_command_of_a_clean_environment_lists_the_third_parties(run, clean_pytho
     # Without a GPU, an NPU or an engine installed, what needs them says so; nothing is broken.
     assert set(found.values()) == {"ok", "unavailable"}
     reasons = {row["name"]: row["reason"] for row in rows if row["status"] == "unavailable"}
-    assert reasons.keys() <= {"cuda", "ascend", "vllm", "sglang", "megatron"}
+    assert reasons.keys() <= {"cuda", "ascend", "vllm", "sglang", "llamacpp", "megatron"}
     assert all(reasons.values())
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 from safetensors.torch import load_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_engine_llamacpp.config import LlamacppConfig
@@ -139,6 +140,11 @@ def test_rotary_embeddings_that_llamacpp_computes_otherwise_are_refused_for_the_
             serving.availability(target, draft)
         with pytest.raises(ArtifactError, match="rotary embeddings"):
             serving.command(target, draft, folder, 3)
+
+
+def test_types_of_targets_have_the_names_of_both_programs():
+    assert WITH_CAPTURE.keys() <= CONFIG_MAPPING_NAMES.keys()
+    assert set(WITH_CAPTURE.values()) <= set(gguf.MODEL_ARCH_NAMES.values())
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "gpt2"])
