@@ -40,6 +40,6 @@ def _by_package() -> dict[str, list[PluginRecord]]:
 
 
 def _named(records: list[PluginRecord], module: str) -> str:
-    """Return the plugin of a package that ``module`` belongs to; if several may be meant, their distribution."""
+    """Return the plugin among ``records`` that has ``module``; their distribution if that is unclear."""
     nearest = [record for record in records if record.entry_point.module == module] or records
     return nearest[0].what if len(nearest) == 1 else f"a plugin of {nearest[0].owner}"

@@ -314,7 +314,7 @@ def _not_found(kind: str, name: str, names: list[str]) -> str:
 
 
 def _remedy(package: str) -> str:
-    """Return advice how to install or upgrade the distribution ``package``; empty if none is known."""
+    """Return advice on how to install or upgrade the distribution ``package``; empty if none is known."""
     distributions = list(metadata.distributions())
     for distribution in distributions:
         if distribution.name == package:

@@ -160,7 +160,7 @@ def pieces_of(forward_batch: Any) -> list[Piece]:
     start = 0
     for name, length, first in zip(forward_batch.rids, lengths, firsts, strict=True):
         request = read_name(name)
-        if request is not None and first < request.num_tokens:  # a decoding request of a mixed batch is not
+        if request is not None and first < request.num_tokens:  # else the request decodes in a mixed batch
             pieces.append(Piece(request, first, start, start + length))
         start += length
     return pieces

@@ -2,7 +2,7 @@
 
 The scheduler knows, for each step and request, how many guesses were verified and which tokens they became. The
 depths reach the frontend with the last tokens of an answer, in the dict ``kv_transfer_params``, which is the only
-field of vLLM's messages that takes values of others. vLLM 0.26 and 0.32 have these fields and methods.
+field of vLLM's messages that takes values of other code. vLLM 0.26 and 0.32 have these fields and methods.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def serving(
     history
         Run directory of spec-trainer follow, whose verdicts are shown, too: what was served, why, and since when.
     timeout_s
-        Longest time, in seconds, for all whole answers; the servers are asked at the same time.
+        Longest time, in seconds, until all answers are complete; the servers are queried at the same time.
     """
     from spec_trainer.cli.commands.push import describe_serving, serving_lines, serving_problem
     from spec_trainer.live.verdicts import read_verdicts, verdict_lines

@@ -134,7 +134,7 @@ class RankLink:
         except Interrupted as stopped:
             finished = Finished(str(stopped))
         self._controller.send(replace(finished, result=self.result))
-        if not isinstance(self._following, Perform):  # only one rank performs, and no other needs it
+        if not isinstance(self._following, Perform):  # no other worker needs the one rank that performs
             self._following = self._after_work()
 
     def parts(self, spec: RunSpec) -> Iterator[_RankPart]:
@@ -151,7 +151,7 @@ class RankLink:
             self.prefill_s, self.result = 0.0, {}
             yield _rank_part(spec, message)
             if isinstance(message, Perform):
-                gc.collect()  # as in InlineDriver
+                gc.collect()  # for the reason that InlineDriver gives
                 self._following = self._after_work()
 
     def should_stop(self, done_steps: int) -> bool:

@@ -67,7 +67,7 @@ class BlockDraft(ServedDraft[C, S]):
     @property
     @abstractmethod
     def guess_weights(self) -> Tensor:
-        """The summand, float64 [S], of each guess of a block in the loss's denominator, if it counts."""
+        """Weight that each counted guess of a block adds to the loss's denominator, float64 [S]."""
 
     @property
     def needs_teacher(self) -> bool:

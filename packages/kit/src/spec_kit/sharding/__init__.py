@@ -1,4 +1,4 @@
-"""This library is for strategies: sharded tensors, and hints how to divide a module (docs/libraries/sharding.md)."""
+"""This library is for strategies: sharded tensors, and hints for dividing a module (docs/libraries/sharding.md)."""
 
 from typing import TYPE_CHECKING
 

@@ -91,7 +91,7 @@ def are_equal(folder: Path, one: str, other: str) -> bool:
 def sampled_blocks(file: Path) -> Iterator[bytes]:
     """Yield four blocks of at most 512 bytes of each tensor, spread evenly over it.
 
-    They distinguish two files with equal headers of which any whole tensor differs, without reading the whole files.
+    They show whether a whole tensor of two files with equal headers differs, without reading the whole files.
     """
     with file.open("rb", buffering=0) as stream:
         for start, stop in _places(file).values():

@@ -3,7 +3,7 @@
 Threat model: the token keeps out other users and processes of other runs. An ``AcceptLimiter`` bounds the cost of
 connections that have not sent the token. Token and records are not encrypted: use loopback or a private network.
 
-torch's TCPStore is not used, for three reasons (torch 2.13). Its client waits for ever, whatever its timeout, if
+torch's TCPStore is not used, for three reasons (torch 2.13). Its client waits forever, whatever its timeout, if
 the store's process is stopped. It does not notice that a member has died. It has no authentication, so any user of
 the host may write into it.
 """
