@@ -13,6 +13,7 @@ from PIL import Image
 from spec_core.records import Availability
 from spec_engine_hf.engine import HfEngine
 from spec_engine_sglang.engine import SglangEngine
+from spec_engine_sglang.serving import SglangServing
 from spec_trainer.cli.app import run
 
 from ..seeing_targets import ALL_SEEING, IMAGE_ID, SEEING
@@ -174,6 +175,7 @@ def test_an_engine_takes_images_for_the_types_that_it_names(
     words, seeing_target, tmp_path, command_line, monkeypatch
 ):
     monkeypatch.setattr(SglangEngine, "probe", classmethod(lambda _: Availability(ok=True)))
+    monkeypatch.setattr(SglangServing, "availability", lambda *_: Availability(ok=True))
     line = words("plan", "gemma4", tmp_path / "run", *DRAFTS["eagle3"], "--engine", "sglang")
     types = "qwen2_5_vl_text, qwen3_5_moe_text, qwen3_5_text, qwen3_vl_moe_text, qwen3_vl_text"
     assert f"takes images for targets of the types {types} alone" in command_line(*line).error

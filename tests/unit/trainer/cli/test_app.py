@@ -127,7 +127,7 @@ def test_the_shell_completes_commands_and_options(capsys, tmp_path):
     (tmp_path / "chats.jsonl").touch()
     for words, expected in (
         (["pl"], {"plan", "plugins"}),
-        (["evaluate", "--draft"], {"--draft-model"}),
+        (["evaluate", "--draft"], {"--draft", "--draft-model"}),
         (["plan", "--engine", "h"], {"hf"}),
         (["plan", "--data", f"{tmp_path}/ch"], set()),  # readline completes it
         (["train", "train.global"], {"train.global_batch_tokens="}),

@@ -23,6 +23,7 @@ _SWITCHES = {
     "--json",
     "--stop-at-eos",
     "--untrained",
+    "--breakdown",
     "--drop-cut",
     "--whole-target",
     "--serve-elsewhere",

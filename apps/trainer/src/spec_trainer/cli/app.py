@@ -248,6 +248,13 @@ def evaluate(
     request = request or EvaluationRequest()  # its checks say what is missing
     if request.report is not None:
         check_named_page(request.report, "--report")
+    if request.breakdown:
+        from spec_trainer.cli.commands.breakdown import break_down_draft
+        from spec_trainer.measure.evaluation.breakdown import breakdown_lines
+
+        document = break_down_draft(request, overrides)
+        print_lines(document, breakdown_lines(document), as_json)
+        return
     if request.server:
         from spec_trainer.cli.commands.evaluate_server import evaluate_servers
         from spec_trainer.measure.server.server_page import server_page as evaluated_page

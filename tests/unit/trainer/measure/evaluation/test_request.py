@@ -38,6 +38,23 @@ def test_prompts_come_from_a_file_or_from_benchmarks():
         request(bench_data=Path("f"))
 
 
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "--breakdown needs --target, and one of --draft-model FOLDER and --draft NAME"),
+        ({"draft": "eagle3", "draft_model": Path("d")}, "one of --draft-model FOLDER and --draft NAME"),
+        ({"draft": "eagle3", "prompts": None, "bench": "gsm8k"}, "--breakdown needs --prompts FILE"),
+        ({"draft": "eagle3", "untrained": True}, "--untrained is not for --breakdown"),
+        ({"draft": "eagle3", "report": Path("r")}, "--report is not for --breakdown"),
+        ({"draft": "eagle3", "breakdown": False}, "--draft='eagle3' is for --breakdown"),
+        ({"server": "http://a:1", "target": ""}, "--breakdown is not for --server"),
+    ],
+)
+def test_a_breakdown_is_of_one_draft_or_one_kind_of_draft(fields, problem):
+    with pytest.raises(ConfigError, match=problem):
+        EvaluationRequest(**{"target": "t", "prompts": Path("p"), "breakdown": True} | fields)
+
+
 def test_concurrencies_are_a_list_without_repetitions():
     assert request(concurrency="8, 1,32,8").concurrencies == (8, 1, 32)
     assert request().concurrencies == ()

@@ -8,7 +8,9 @@ from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
 from spec_core.errors import ConfigError
 from spec_core.wording import shortened, shown
 
-_OF_AN_ENGINE = ("target", "draft_model", "engine", "backend", "num_draft_tokens", "untrained")
+_OF_AN_ENGINE = (
+    "target", "draft_model", "draft", "engine", "backend", "num_draft_tokens", "untrained", "breakdown",
+)  # fmt: skip
 """Options of an engine that the command starts; ``--server`` refuses them."""
 _MOST_REQUESTS = 1024
 """Largest number of concurrent requests to a server; each needs a thread and a connection."""
@@ -22,6 +24,8 @@ class EvaluationRequest:
     """Folder or hub id of the target."""
     draft_model: Path | None = None
     """Exported draft folder."""
+    draft: str = ""
+    """Kind of draft that --breakdown measures with random weights, such as eagle3, instead of draft-model."""
     server: str = ""
     """Address of a running server that serves a draft, such as http://127.0.0.1:8000, instead of target and draft."""
     baseline_server: str = ""
@@ -52,6 +56,9 @@ class EvaluationRequest:
     """End an answer at the target's end token; otherwise every answer has max-new-tokens tokens."""
     untrained: bool = False
     """Also measure an untrained draft of the same shape, in one more pass."""
+    breakdown: bool = False
+    """Instead of the draft's figures, measure what a token costs without a draft and a round with one, for several
+    numbers of guesses: it says which acceptance length a draft needs to pay on this machine."""
     seed: int = 0
     """Seed of sampling."""
     timeout_s: float = 600.0
@@ -95,16 +102,33 @@ class EvaluationRequest:
 
         Raise it also for an option that does not apply to the choice.
         """
-        if not self.server:
-            if not self.target or self.draft_model is None:
-                raise ConfigError("evaluate needs --target and --draft-model, or --server URL")
-            if self.baseline_server:
-                raise ConfigError(f"--baseline-server={shown(self.baseline_server)} is for --server")
+        if self.server:
+            for field in fields(self):
+                if field.name in _OF_AN_ENGINE and getattr(self, field.name) != field.default:
+                    option = f"--{field.name.replace('_', '-')}"
+                    raise ConfigError(
+                        f"{option} is not for --server, which runs and drafts as it was started"
+                    )
             return
-        for field in fields(self):
-            if field.name in _OF_AN_ENGINE and getattr(self, field.name) != field.default:
+        if self.baseline_server:
+            raise ConfigError(f"--baseline-server={shown(self.baseline_server)} is for --server")
+        if self.breakdown:
+            self._check_broken_down()
+        elif self.draft:
+            raise ConfigError(f"--draft={shown(self.draft)} is for --breakdown")
+        elif not self.target or self.draft_model is None:
+            raise ConfigError("evaluate needs --target and --draft-model, or --server URL")
+
+    def _check_broken_down(self) -> None:
+        """Raise ConfigError unless a target, prompts and one draft are named, and nothing that is not measured."""
+        if not self.target or (self.draft_model is None) == (not self.draft):
+            raise ConfigError("--breakdown needs --target, and one of --draft-model FOLDER and --draft NAME")
+        if self.prompts is None:
+            raise ConfigError("--breakdown needs --prompts FILE")
+        for name in ("temperature", "untrained", "report"):
+            if getattr(self, name) not in (None, False):
                 raise ConfigError(
-                    f"--{field.name.replace('_', '-')} is not for --server, which runs and drafts as it was started"
+                    f"--{name} is not for --breakdown, which decodes greedily and prints a table"
                 )
 
     @property

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def evaluation_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that are printed for a document of ``evaluate``."""
-    yield from _setting_lines(document)
+    yield from setting_lines(document)
+    yield f"prompts: {document['prompts']:,}, draft tokens: {document['num_draft_tokens']}"
     for lines in (_way_lines, input_lines, benchmark_lines, load_lines):
         if table := list(lines(document)):
             yield from ("", *table)
@@ -22,13 +23,13 @@ def evaluation_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield from closing_lines(document)
 
 
-def _setting_lines(document: Mapping[str, Any]) -> Iterator[str]:
+def setting_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that say what was measured, and with which engine."""
     versions = ", ".join(f"{name} {version}" for name, version in document["engine_versions"].items())
     engine = f"{document['engine']}{f' ({versions})' if versions else ''}"
     yield f"target: {document['target']}"
     yield f"draft: {document['draft']}"
     yield f"engine: {engine}, backend {document['backend']}"
-    yield f"prompts: {document['prompts']:,}, draft tokens: {document['num_draft_tokens']}"
 
 
 def _way_lines(document: Mapping[str, Any]) -> Iterator[str]:
