@@ -7,7 +7,7 @@ from spec_trainer.plan import combinations
 HEAD = """\
 # Settings that do not go together
 
-Made by `docs/generate_combinations.py` from `plan/combinations.py`, the tables that the commands themselves read.
+`docs/generate_combinations.py` makes this page from `plan/combinations.py`, whose tables the commands read, too.
 `KEY=*` is the key with any value of yours. A refused combination ends the command with exit code 2 before anything
 starts.
 """

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 HEAD = """\
 # Configuration
 
-Made by `docs/generate_configuration.py` from the classes that validate it. A run's configuration is a YAML file, the
-command's flags, and `section.key=value` words; later wins, unknown keys are errors. Nothing in a value is replaced,
-and the environment is not read: write `target=$NAME` on the command line. `section.key=null` is no value;
-`section.key=` is refused. [data.md](data.md) lists the bounds of what is read.
+`docs/generate_configuration.py` makes this page from the classes that validate it. A run's configuration is a YAML
+file, the command's flags, and `section.key=value` words. Each overrides those before it, and unknown keys are errors.
+Values are taken as written, and the environment is not read: write `target=$NAME` on the command line.
+`section.key=null` sets no value; `section.key=` is refused. [data.md](data.md) lists the bounds of what is read.
 The first table holds what every run has. Sections `backend`, `draft`, `optimizer`, `strategy`, `engine` and
 `launcher` have further keys, of the plugins that they name; so has `push.options.NAME` of weight transports (and its
 `bucket_bytes`, which comes before `push.bucket_bytes`). A key that several plugins of a section share comes first.

@@ -6,7 +6,7 @@ import re
 
 _USER = re.compile(r"//[^\s'\"]{0,500}@")
 _VALUE = 200
-_LINE = 1950  # with the command's name before it, less than 2,000
+_LINE = 1950  # so a line has less than 2,000 with the command's name
 _TAIL = 300  # the end of a message, which says what to do, is kept
 
 

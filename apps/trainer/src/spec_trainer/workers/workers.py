@@ -157,7 +157,7 @@ class Workers:
     def _handle(self, event: WorkerMessage | WorkerEnded) -> None:
         name = event.worker.name
         if event.worker is not self._handles[name] or name in self.without_devices:
-            return  # it was lost after it had sent this
+            return  # the worker was lost after it had sent this message
         if isinstance(event, WorkerEnded):
             self._running.discard(name)
         if (failure := self._failures.failure_in(event)) is not None:
