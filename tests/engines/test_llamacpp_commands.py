@@ -128,23 +128,24 @@ def test_regenerate_writes_the_targets_answers(target, prompts, tmp_path):
     assert answers["hf"] == answers["llamacpp"]
 
 
+def asked(target: Path, prompts: Path, output: Path, gguf: Path) -> list[str]:
+    words = ["--engine", "llamacpp", "--target", target, "--data", prompts, "--output", output]
+    return ["regenerate", *map(str, words), "--max-new-tokens", str(NEW_TOKENS), f"engine.gguf={gguf}"]
+
+
+def test_another_targets_file_is_refused_before_it_answers(target, make_target, prompts, tmp_path, capfd):
+    other = write_target_gguf(make_target("llama", **SHAPE), tmp_path / "other.gguf")
+    assert run(asked(target, prompts, tmp_path / "rows.jsonl", other)) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "error: " in line]
+    assert line.endswith(f"has architecture llama, target {target} has qwen3; convert this folder to GGUF")
+
+
 def test_a_target_that_llamacpp_cannot_load_ends_in_one_line(target, prompts, tmp_path, capfd):
     """The weights that the plugin compares are whole; a tensor that llama.cpp needs is missing."""
     damaged = tmp_path / "damaged.gguf"
     content = (target / "target.gguf").read_bytes()
     damaged.write_bytes(content.replace(b"blk.3.attn_q.weight", b"blk.3.attn_x.weight"))
-    words = [
-        "--engine",
-        "llamacpp",
-        "--target",
-        target,
-        "--data",
-        prompts,
-        "--output",
-        tmp_path / "rows.jsonl",
-    ]
-    words += ["--max-new-tokens", NEW_TOKENS]
-    assert run(["regenerate", *map(str, words), f"engine.gguf={damaged}"]) == 1
+    assert run(asked(target, prompts, tmp_path / "rows.jsonl", damaged)) == 1
     errors = [
         line for line in capfd.readouterr().err.splitlines() if line.startswith("spec-trainer: error: ")
     ]

@@ -10,7 +10,7 @@ from spec_engine_llamacpp.config import LlamacppConfig
 from spec_engine_llamacpp.process import LlamacppProcess
 from spec_engine_llamacpp.serving import VERSIONS, LlamacppServing, target_file
 from spec_engine_llamacpp.serving_format import check_llamacpp_folder
-from spec_kit.hosting import CaptureMode, SpeculativeMode, SubprocessEngine, probe_version
+from spec_kit.hosting import CaptureMode, PlainMode, SpeculativeMode, SubprocessEngine, probe_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,11 +38,6 @@ class LlamacppEngine(SubprocessEngine):
         return probe_version(VERSIONS, "xllamacpp")
 
     @classmethod
-    def check_target(cls, config: EngineConfig, target: TargetSpec) -> None:
-        """Raise ConfigError if it is not known which GGUF file the target is."""
-        target_file(cast("LlamacppConfig", config), target)
-
-    @classmethod
     def check_capture(cls, config: EngineConfig, schema: FeatureSchema) -> None:
         """Raise ConfigError: llama.cpp's server hands out no hidden states."""
         raise ConfigError(
@@ -54,7 +49,8 @@ class LlamacppEngine(SubprocessEngine):
     def check_draft(
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
-        """Raise UsageError if llama.cpp cannot serve the draft (E8)."""
+        """Raise UsageError if llama.cpp cannot serve the draft, or if the target's file is not known (E8)."""
+        target_file(cast("LlamacppConfig", config), target)
         check_llamacpp_folder(folder, target)
         cls.serving_method(config, draft, folder)
         most = draft.max_draft_tokens
@@ -65,11 +61,19 @@ class LlamacppEngine(SubprocessEngine):
             )
 
     def start_program(self, mode: Mode) -> LlamacppProcess:
-        """Start llama.cpp's server in a separate process. Raise EngineError if it is to capture."""
+        """Start llama.cpp's server in a separate process.
+
+        Raise EngineError if it is to capture, TargetError if the target's file is no conversion of its folder.
+        """
+        from spec_engine_llamacpp.target_gguf import read_target_gguf
+
         if isinstance(mode, CaptureMode):
             raise EngineError(f"engine {self.name!r} captures no hidden states")
         config = cast("LlamacppConfig", self.config)
-        return LlamacppProcess(config, self.target, self.context, mode, target_file(config, self.target))
+        file = target_file(config, self.target)
+        if isinstance(mode, PlainMode):  # else it is read when the draft is written
+            read_target_gguf(file, self.target)
+        return LlamacppProcess(config, self.target, self.context, mode, file)
 
     def limit(self, mode: Mode) -> tuple[int, str]:
         """Return the maximum number of tokens of a request, and the name of the setting that limits it."""
