@@ -34,6 +34,7 @@ def test_target_without_quantised_weights_is_accepted(target):
         pytest.param({"quant_method": "awq", "bits": 4, "group_size": 128}, id="its library is missing"),
         pytest.param({"quant_method": "fp8", "weight_block_size": 128}, id="malformed"),
         pytest.param({"bits": 4}, id="no method"),
+        pytest.param({}, id="empty"),
     ],
 )
 def test_quantised_target_that_cannot_be_loaded_is_refused_in_one_line(target, quantization):

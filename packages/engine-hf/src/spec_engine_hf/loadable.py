@@ -29,7 +29,7 @@ def check_loadable(target: TargetSpec) -> None:
             f"does not know model_type={model_type!r}; pip install --upgrade transformers, or choose another "
             "engine (engine.name)"
         )
-    if quantization := config.get("quantization_config"):
+    if (quantization := config.get("quantization_config")) is not None:
         _check_quantization(target, quantization)
     elif (name := quantised_weight(stored_tensors(target.folder))) is not None:
         raise TargetError(

@@ -134,3 +134,15 @@ def test_digest_notices_a_changed_tensor_between_long_ones(copied):
     stored["model.layers.3.mlp.up_proj.weight"] += 1
     save_file(stored, copied / "model.safetensors", metadata={"format": "pt"})
     assert read_target(copied).digest != before
+
+
+def test_another_file_with_the_same_tensors_beside_a_single_one_is_refused(copied):
+    shutil.copy(copied / "model.safetensors", copied / "model_old.safetensors")
+    assert (
+        "holds two models, model.safetensors and model_old.safetensors, both with lm_head.weight"
+        in refusal(copied)
+    )
+    save_file(
+        {"tok_embeddings.weight": torch.zeros(1)}, copied / "model_old.safetensors"
+    )  # of another program
+    read_target(copied)

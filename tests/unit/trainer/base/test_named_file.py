@@ -84,3 +84,9 @@ def test_what_no_file_can_be_is_refused(tmp_path):
             check_named_page(file, "--report")
     with pytest.raises(ConfigError, match="its folder does not exist"):
         check_named_page(tmp_path / "no" / "report.html", "--report")
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/fd/1", "/proc/self/fd/2"])
+def test_where_the_command_prints_is_refused(name):
+    with pytest.raises(ConfigError, match=f"^--report={name} is where this command prints; name a file"):
+        check_named_page(Path(name), "--report")

@@ -42,6 +42,26 @@ def test_a_cut_list_says_after_how_many_whole_rows(tmp_path, wrap, indent):
             assert text[cut - 1] == "\\" or text[:cut].rstrip()[-1].isalpha()
 
 
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+def test_a_cut_last_line_is_called_cut_and_a_damaged_one_is_not(tmp_path, name):
+    text = json.dumps(ROW, ensure_ascii=False)
+    (tmp_path / name).write_text(f"{text}\n{text[:-9]}", "utf-8")
+    whole, cut = contents(tmp_path / name)
+    assert whole == ROW
+    assert (
+        str(cut) == "not JSON: the file is cut: it ends in the middle of this row; copy or download it again"
+    )
+
+
+def test_a_damaged_line_is_not_called_cut(tmp_path):
+    text, file = json.dumps(ROW), tmp_path / "rows.jsonl"
+    file.write_text(f'{text[:-1]}\n{{"a": "x\n{text[:-1]}x')
+    unended, unterminated, last = map(str, contents(file))
+    assert "not JSON: Expecting ',' delimiter at column" in unended
+    assert "not JSON: Invalid control character at column 9; a .jsonl file" in unterminated
+    assert "not JSON: Expecting ',' delimiter at column" in last
+
+
 @pytest.mark.parametrize("text", ['[{"a": 1},\n oops]', '[{"a": 1}] tail', '[{"a": 1} {"a": 2}]', "nonsense"])
 def test_a_damaged_list_is_not_called_cut(tmp_path, text):
     (tmp_path / "rows.json").write_text(text)

@@ -13,10 +13,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PAGE = b"<!doctype html>"
+_OWN_OUTPUT = frozenset(
+    [
+        "/dev/stdout",
+        "/dev/stderr",
+        *(f"{folder}/{n}" for folder in ("/dev/fd", "/proc/self/fd") for n in (1, 2)),
+    ]
+)
+"""They get tables and messages; if a shell has sent these to a file, opening it anew would overwrite them."""
 
 
 def check_named_page(file: Path, flag: str) -> None:
     """Raise ConfigError if ``file``, the value of ``flag``, cannot get a page of HTML, or holds something else."""
+    if str(file) in _OWN_OUTPUT:
+        raise ConfigError(
+            f"{flag}={file} is where this command prints; name a file, a pipe or another device"
+        )
     folder = file.absolute().parent
     if not folder.is_dir():
         raise ConfigError(f"{flag}={file}: its folder does not exist")

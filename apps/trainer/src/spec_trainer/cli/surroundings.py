@@ -12,8 +12,8 @@ from spec_core.errors import ConfigError
 if TYPE_CHECKING:
     from cyclopts import App
 
-_FEWEST_COLUMNS = 20
-"""Smallest width to which help is wrapped; wrapping it to 2 columns would never end."""
+_USABLE_COLUMNS = range(20, 1000)
+"""Widths to which help is wrapped; wrapping it to 2 columns would never end, padding it to 2 · 10⁹ neither."""
 _COLUMNS = 80
 _LEAST_ADDRESS_SPACE = 5 << 29
 """Bytes of address space that a command may need for its libraries; they reserve more than they use. With less, some
@@ -36,7 +36,7 @@ def open_closed_streams() -> None:
 def widen_help(app: App) -> None:
     """Let ``app`` print help in a usable width if COLUMNS is too small."""
     columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and len(columns) < 6 and int(columns) < _FEWEST_COLUMNS:
+    if columns.isdecimal() and (len(columns) > 4 or int(columns) not in _USABLE_COLUMNS):
         from rich.console import Console
 
         app.console = Console(width=_COLUMNS)

@@ -112,7 +112,14 @@ def _decode_line(line: bytes) -> object:
     except json.JSONDecodeError as error:
         if (problem := _other_encoding(line)) is not None:
             return BadRow("not UTF-8", problem)
-        return BadRow("not JSON", f"{error.msg} at column {error.colno}; {ROWS}")
+        if not line.endswith(b"\n") and _is_cut(error):
+            return BadRow(
+                "not JSON", "the file is cut: it ends in the middle of this row; copy or download it again"
+            )
+        return BadRow(
+            "not JSON",
+            f"{error.msg.removesuffix(' at').removesuffix(' starting')} at column {error.colno}; {ROWS}",
+        )
     except UnicodeDecodeError as error:
         return BadRow("not UTF-8", _as_utf8(error))
     except (ValueError, RecursionError) as error:  # too many digits, nested too deeply
@@ -170,17 +177,22 @@ def _has_lines(text: str, error: json.JSONDecodeError) -> bool:
 
 def _problem(text: str, error: json.JSONDecodeError) -> str:
     """Return the line of an error in a JSON list, and its problem; if the list is cut, after how many rows."""
-    rest = text[error.pos :].strip()
-    ends = error.msg.startswith("Unterminated") or any(
-        word.startswith(rest) for word in ("true", "false", "null")
-    )
-    if "[" not in text or error.msg == "Extra data" or not ends:
+    if "[" not in text or not _is_cut(error):
         return f"{error.lineno}: not JSON: {error.msg}"
     whole = _whole_rows(text, text.index("[") + 1)
     return (
         f" the file is cut: it ends in the middle of row {whole + 1}, after {counted(whole, 'whole row')}; copy or "
         "download it again, or end it after them"
     )
+
+
+def _is_cut(error: json.JSONDecodeError) -> bool:
+    """Return whether more text might have mended the error."""
+    rest = error.doc[error.pos :].strip()
+    ends = error.msg.startswith("Unterminated") or any(
+        word.startswith(rest) for word in ("true", "false", "null")
+    )
+    return ends and error.msg != "Extra data"
 
 
 def _whole_rows(text: str, position: int) -> int:

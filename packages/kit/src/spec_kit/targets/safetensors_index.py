@@ -40,6 +40,7 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         if not single.is_file():
             raise TargetError(_no_weights(folder))
+        _check_alone(single)
         return [single]
     files = sorted({folder / name for name in _file_names(index)})
     if single.is_file() and files != [single]:
@@ -58,17 +59,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return every tensor of the folder's model by name."""
-    from safetensors import safe_open
-
     tensors: dict[str, StoredTensor] = {}
     for file in weight_files(folder):
-        with (
-            foreign_errors(TargetError, f"{file} is not a safetensors file, or was cut short"),
-            safe_open(file, framework="np") as stored,
-        ):
-            for name in stored.keys():  # noqa: SIM118  the reader is no mapping
-                part = stored.get_slice(name)
-                tensors[name] = StoredTensor(file=file, dtype=part.get_dtype(), shape=tuple(part.get_shape()))
+        tensors |= _tensors_of(file)
     return tensors
 
 
@@ -99,6 +92,30 @@ def sampled_blocks(file: Path) -> Iterator[bytes]:
             for number in range(_SAMPLES):
                 stream.seek(start + (last - start) * number // (_SAMPLES - 1))
                 yield stream.read(min(_SAMPLE_BYTES, stop - start))
+
+
+def _tensors_of(file: Path) -> dict[str, StoredTensor]:
+    from safetensors import safe_open
+
+    with (
+        foreign_errors(TargetError, f"{file} is not a safetensors file, or was cut short"),
+        safe_open(file, framework="np") as stored,
+    ):
+        parts = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118  the reader is no mapping
+        return {
+            name: StoredTensor(file=file, dtype=part.get_dtype(), shape=tuple(part.get_shape()))
+            for name, part in parts.items()
+        }
+
+
+def _check_alone(single: Path) -> None:
+    """Raise TargetError if a file beside it has tensors of the same names. Without an index, vLLM reads all files."""
+    for other in sorted(set(single.parent.glob("*.safetensors")) - {single}):
+        if shared := sorted(_tensors_of(single).keys() & _tensors_of(other).keys()):
+            raise TargetError(
+                f"{single.parent} holds two models, {single.name} and {other.name}, both with {shared[0]}, and "
+                "engines differ in which they load; delete the one that is not the target"
+            )
 
 
 def _blocks(file: Path, name: str) -> Iterator[bytes]:
