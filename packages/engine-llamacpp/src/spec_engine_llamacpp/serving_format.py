@@ -106,9 +106,7 @@ _FLAWS = (
     Flaw(
         "it guesses a chain in one pass (P-EAGLE), for which llama.cpp has no graph; train an Eagle3 draft",
         lambda draft: (
-            BLOCK not in draft.architectures
-            and SELECTOR_BLOCK not in draft.architectures
-            and MARKOV_BLOCK not in draft.architectures
+            draft.architectures.isdisjoint(METHODS.keys() - {CHAIN})
             and parallel_mask_token(draft.fields) is not None
         ),
     ),

@@ -11,7 +11,7 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -83,9 +83,9 @@ async def _answer(address: str, threads: Executor, message: Fields) -> Fields:
     try:
         return await asyncio.get_running_loop().run_in_executor(threads, answer, connection, message)
     finally:
-        if connection.sock is not None:  # else the thread would wait for the server on
-            connection.sock.shutdown(socket.SHUT_RDWR)
-        connection.close()
+        if (sock := connection.sock) is not None:  # cancelled: else the thread would wait for the server on
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
 
 def answer(connection: http.client.HTTPConnection, message: Fields) -> Fields:
