@@ -116,6 +116,24 @@ def test_processor_that_cannot_be_used_is_a_target_error_of_one_line(copied, con
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("image_mean", []),
+        ("image_mean", [0.5, 0.5]),
+        ("image_std", [0.5, 0, 0.5]),
+        ("image_std", float("nan")),
+        ("rescale_factor", "nan"),
+        ("rescale_factor", 0),
+    ],
+)
+def test_pixels_that_cannot_be_scaled_are_refused(copied, name, value):
+    file = copied() / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+    with pytest.raises(TargetError, match=f"has {name}=.*, expected a number, or one for each colour; take"):
+        TargetImages(file.parent).num_tokens(Image.new("RGB", (20, 20)))
+
+
+@pytest.mark.parametrize(
     ("model_type", "file", "name"),
     [
         ("qwen2_5_vl", "preprocessor_config.json", "patch_size"),

@@ -6,6 +6,7 @@ every machine computes the same values.
 
 from __future__ import annotations
 
+import math
 import warnings
 from contextlib import contextmanager
 from functools import cached_property
@@ -97,7 +98,19 @@ class TargetImages:
                 "tokens an image takes; train on text alone"
             )
         self._check_sizes(image_processor)
+        self._check_scales(image_processor)
         return image_processor
+
+    def _check_scales(self, image_processor: Any) -> None:
+        """Raise TargetError if pixels cannot be scaled, or become values that are not finite."""
+        for name in ("image_mean", "image_std", "rescale_factor"):
+            value = getattr(image_processor, name, None)
+            parts = value if isinstance(value, list | tuple) and len(value) == len("RGB") else [value]
+            if value is not None and not all(_is_scale(part, name) for part in parts):
+                raise TargetError(
+                    f"the image processor in '{self._folder}' has {name}={shown(value)}, expected a number, or one "
+                    "for each colour; take the complete folder of the target"
+                )
 
     def _check_sizes(self, image_processor: Any) -> None:
         """Raise TargetError if the image processor cuts images into other patches than the target takes."""
@@ -121,6 +134,13 @@ def _refusals() -> Generator[None]:
     """Raise DataError for any error of the image processor, and hide what it logs about odd images."""
     with quiet_transformers(), foreign_errors(DataError, "refused by the target's image processor"):
         yield
+
+
+def _is_scale(value: object, name: str) -> bool:
+    """Return whether ``value`` is a finite number, and above 0 unless it is a mean."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) and (name == "image_mean" or value > 0)
 
 
 def _counts_patches(image_processor: Any) -> bool:
