@@ -50,6 +50,7 @@ class Row:
 def main(arguments: Sequence[str]) -> None:
     """Train and measure every row that the command line asks for, and print the document."""
     options = _options(arguments)
+    initial_weights.LOGIT_STD = options.logit_std
     size = _size(options)
     files = prepare_files(size)
     gains = [tuple(pair) for pair in options.gains] or [DEFAULT]
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str]) -> None:
         "machine": machine(),
         "versions": versions("torch", "transformers", "spec-core", "spec-draft-eagle3", "spec-draft-dflash"),
         "words": [*size.training, *options.word],
+        "logit_std": options.logit_std,
         "rows": results,
         "summary": _summary(results),
     }
@@ -171,6 +173,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--draft", nargs="+", default=["eagle3"])
     add("--gains", nargs=2, type=float, action="append", default=[], metavar=("MATRIX", "FUSION"))
+    add("--logit-std", type=float, default=initial_weights.LOGIT_STD, help="inf: the target's own final norm")
     add("--lr", nargs="+", type=float, default=[5e-3])
     add("--seed", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     add("--word", action="append", default=[], help="section.key=value, such as optimizer.betas=[0.9,0.95]")

@@ -10,7 +10,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 def test_initial_weights_tells_schemes_apart(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in ("MATRIX_GAIN", "FUSION_GAIN"):  # the benchmark sets them: they are restored
+    for name in ("MATRIX_GAIN", "FUSION_GAIN", "LOGIT_STD"):  # the benchmark sets them: they are restored
         monkeypatch.setattr(scales, name, getattr(scales, name))
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import initial_weights

@@ -156,8 +156,10 @@ class BlockDraft(ServedDraft[C, S]):
     def initialize(
         self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Copy the target's final norm into the draft's final norm; the head is the target's, unchanged."""
-        module.load_state_dict({"norm.weight": tensors.norm_H.float()}, strict=False)
+        """Scale the target's final norm for the draft's final norm; the head is the target's, unchanged."""
+        from spec_kit.layers import first_norm
+
+        module.load_state_dict({"norm.weight": first_norm(tensors.norm_H, tensors.head_VH)}, strict=False)
 
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from spec_kit.layers.context_rows import ContextRows
     from spec_kit.layers.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
     from spec_kit.layers.fp8 import Fp8Kernels, Fp8Layers, use_fp8_head
-    from spec_kit.layers.initial_weights import start_from_target
+    from spec_kit.layers.initial_weights import first_norm, start_from_target
     from spec_kit.layers.latent_attention import LatentAttention
     from spec_kit.layers.loss_parts import (
         LabelColumns,
@@ -43,6 +43,7 @@ __all__ = [
     "cached_attention",
     "checkpointed",
     "extended_caches",
+    "first_norm",
     "linear",
     "new_positions",
     "probabilities",

@@ -1,4 +1,4 @@
-"""Set the initial weights of a fresh Eagle3 or P-EAGLE draft (docs/decisions/014-initial-weights.md)."""
+"""Set the initial weights of fresh drafts (docs/decisions/014-initial-weights.md)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ output does not depend on the width."""
 FUSION_GAIN = 0.1
 """Initial gain of ``fc``, the layer that combines the captured states. Its output enters the residual stream,
 where later layers cannot remove its random component, so it starts small."""
+LOGIT_STD = 0.4
+"""Largest initial standard deviation of a guess's logits over the vocabulary. Logits of a fresh draft are random: with
+deviation σ, a guess costs σ²/2 nats more than equal probabilities."""
+_MOST_ROWS = 4096
+"""Number of a head's rows from which ``first_norm`` estimates the deviation."""
 
 
 @torch.no_grad()
 def start_from_target(
     module: nn.Module, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
 ) -> None:
-    """Scale the random matrices, copy the target's head and final norm, and choose the draft's vocabulary.
+    """Scale the random matrices, copy the target's head and scaled norm, and choose the draft's vocabulary.
 
     The module must have ``fc``, ``norm`` and ``lm_head``; the rows of ``lm_head`` are the draft's vocabulary.
     """
@@ -39,6 +44,18 @@ def start_from_target(
     size, total = len(head_VH), target.vocab_size
     ids_V = select_tokens(token_counts, total, size, target.eos_token_ids)
     head_VH.copy_(tensors.head_VH[ids_V].float() * target.logit_scale)
-    module.get_parameter("norm.weight").copy_(tensors.norm_H)
+    module.get_parameter("norm.weight").copy_(first_norm(tensors.norm_H, head_VH))
     if size < total:
         module.load_state_dict(mapping(ids_V, total), strict=False)
+
+
+def first_norm(norm_H: Tensor, head_VH: Tensor) -> Tensor:
+    """Return the first weight of a draft's final norm: the target's, scaled down so that guesses are unsure.
+
+    With the result and the head ``head_VH``, the logits of a random state have the standard deviation LOGIT_STD, or
+    less if the target's weight gives less. In float32.
+    """
+    wide_H = norm_H.float()
+    rows_RH = head_VH[:: -(-len(head_VH) // _MOST_ROWS)].float()
+    deviation = (rows_RH.std(0) * wide_H).norm()
+    return wide_H * (LOGIT_STD / deviation).clamp(max=1)
