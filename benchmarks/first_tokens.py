@@ -1,6 +1,6 @@
 """Train a fresh draft of a real target on its first tokens, for several initial scales; print one JSON document.
 
-python benchmarks/first_tokens.py target chats.jsonl --draft eagle3 --logit-std inf 0.33 --option num_steps=3
+python benchmarks/first_tokens.py target chats.jsonl --draft eagle3 --logit-std inf 0.5 --option num_steps=3
 
 A line of the data is ``{"messages": [question, answer]}``, or ``{"text": ...}``. The target's states are computed
 once, in bfloat16. Each row of the table is a draft trained by AdamW on the CPU and evaluated on samples that it does
@@ -114,7 +114,7 @@ def trained(
     """
     print(options.draft, scale, seed, file=sys.stderr)
     held_out, train = samples[:HELD_OUT], samples[HELD_OUT:]
-    initial_weights.LOGIT_STD = scale
+    initial_weights.LOGIT_STD, initial_weights.LARGEST_LOGIT = scale, 0.0
     tensors, counts = read_target_tensors(target), torch.zeros(target.vocab_size, dtype=torch.int64)
     for sample in train:
         counts += sample.ids_T[sample.mask_T].bincount(minlength=target.vocab_size)

@@ -16,13 +16,13 @@ from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_draft_peagle.config import PEagleConfig
 from spec_draft_peagle.draft import PEagleDraft
+from spec_kit.block_drafting import BlockDraft
 from spec_kit.layers import TargetOps, first_norm
-from spec_kit.layers.initial_weights import LOGIT_STD
 
 from ...draft_batches import denominators, make_batch, random_documents
 from ...draft_parts import CPU, make_target
 
-VOCAB, WIDTH = 8192, 128
+VOCAB, WIDTH = 8192, 576
 DRAFTS = {
     "eagle3": (Eagle3Draft, Eagle3Config(num_steps=3), "step_loss"),
     "peagle": (PEagleDraft, PEagleConfig(num_guesses=3, num_layers=2, mask_token_id=9), "guess_loss"),
@@ -64,7 +64,7 @@ def draw_table(generator) -> torch.Tensor:
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", DRAFTS)
-def test_the_first_loss_is_that_of_equal_probabilities(name, tied):
+def test_the_first_loss_is_about_that_of_equal_probabilities(name, tied):
     algorithm, config, metric = DRAFTS[name]
     head_name = "model.embed_tokens.weight" if tied else "lm_head.weight"
     target = make_target(vocab_size=VOCAB, hidden_size=WIDTH, head_name=head_name)
@@ -72,12 +72,14 @@ def test_the_first_loss_is_that_of_equal_probabilities(name, tied):
     torch.manual_seed(0)
     module = draft.build(target, tensors, None)
     states = len(draft.required_features(target).layers)
-    documents = random_documents(target, [250] * 4, seed=1, num_states=states)
+    documents = random_documents(target, [100] * 4, seed=1, num_states=states)
     ops = TargetOps(target, tensors, CPU, torch.float32)
     output = module(make_batch(documents, [0] * 4), denominators(draft, documents), ops)
     losses = output.metrics()[metric]
     assert len(losses) == 3
-    assert sum(losses) / 3 <= 1.02 * math.log(VOCAB)
+    # Blocks begin with the embedding of the mask token, at which a tied head points.
+    most = 1.25 if tied and isinstance(draft, BlockDraft) else 1.02
+    assert sum(losses) / 3 <= most * math.log(VOCAB)
 
 
 def test_a_norm_with_unsure_guesses_stays_the_targets():
@@ -86,9 +88,13 @@ def test_a_norm_with_unsure_guesses_stays_the_targets():
     assert torch.equal(first_norm(norm_H, torch.zeros(5, 2)), norm_H)
 
 
-def test_logits_of_random_states_have_the_named_deviation():
+@pytest.mark.parametrize(("width", "deviation"), [(64, 1.5), (1024, 0.5)])
+def test_logits_of_random_states_have_the_named_deviation(width, deviation):
     generator = torch.Generator().manual_seed(0)
-    norm_H, head_VH = 1 + torch.rand(64, generator=generator), torch.randn(9000, 64, generator=generator) + 3
-    states = torch.randn(200, 64, generator=generator)
+    norm_H, head_VH = (
+        1 + torch.rand(width, generator=generator),
+        torch.randn(9000, width, generator=generator) + 3,
+    )
+    states = torch.randn(200, width, generator=generator)
     logits = states * first_norm(norm_H, head_VH) @ head_VH.T
-    assert logits.std(1).mean().item() == pytest.approx(LOGIT_STD, rel=0.05)
+    assert logits.std(1).mean().item() == pytest.approx(deviation, rel=0.05)

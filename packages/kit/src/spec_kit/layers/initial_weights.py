@@ -21,9 +21,12 @@ output does not depend on the width."""
 FUSION_GAIN = 0.1
 """Initial gain of ``fc``, the layer that combines the captured states. Its output enters the residual stream,
 where later layers cannot remove its random component, so it starts small."""
-LOGIT_STD = 0.4
-"""Largest initial standard deviation of a guess's logits over the vocabulary. Logits of a fresh draft are random: with
-deviation σ, a guess costs σ²/2 nats more than equal probabilities."""
+LOGIT_STD = 0.5
+"""Initial standard deviation over the vocabulary of a guess's logits. Logits of a fresh draft are random: with
+deviation σ, a guess costs about σ²/2 nats more than equal probabilities."""
+LARGEST_LOGIT = 12.0
+"""Least initial logit, σ · √H, of a state that points at a token's row of the head. Below it a narrow draft (small
+width H) could not be sure of a token."""
 _MOST_ROWS = 4096
 """Number of a head's rows from which ``first_norm`` estimates the deviation."""
 
@@ -52,10 +55,11 @@ def start_from_target(
 def first_norm(norm_H: Tensor, head_VH: Tensor) -> Tensor:
     """Return the first weight of a draft's final norm: the target's, scaled down so that guesses are unsure.
 
-    With the result and the head ``head_VH``, the logits of a random state have the standard deviation LOGIT_STD, or
-    less if the target's weight gives less. In float32.
+    With the result and the head ``head_VH``, the logits of a random state have the standard deviation LOGIT_STD (in
+    narrow drafts LARGEST_LOGIT / √H), or less if the target's weight gives less. In float32.
     """
     wide_H = norm_H.float()
     rows_RH = head_VH[:: -(-len(head_VH) // _MOST_ROWS)].float()
     deviation = (rows_RH.std(0) * wide_H).norm()
-    return wide_H * (LOGIT_STD / deviation).clamp(max=1)
+    wanted = max(LOGIT_STD, LARGEST_LOGIT / math.sqrt(len(norm_H)))
+    return wide_H * (wanted / deviation).clamp(max=1)
