@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.target import TargetSpec
+    from spec_core import TargetSpec
 
 HELD_OUT = 24
 SHOWN = ("accuracy", "acceptance_length", "step_loss", "slot_loss", "head_loss", "guess_loss")
