@@ -81,7 +81,7 @@ class DraftDecodingSuite:
         folder = make_target("qwen3", vocab_size=4, num_hidden_layers=2, initializer_range=0.6)
         engine, prompt, total = drafting(folder, sampled), (1, 3, 0), 1000
         sampling = SamplingParams(
-            max_new_tokens=3, temperature=1.0, num_draft_tokens=2, stop_at_eos=False, seed=3
+            max_new_tokens=3, temperature=1.0, num_draft_tokens=2, stop_at_eos=False, seed=4
         )
         answers = [answer.token_ids for answer in engine.generate([prompt] * total, sampling)]
         assert_follows_the_joint_distribution(answers, folder, prompt)
