@@ -26,6 +26,14 @@ def test_help_ends_whatever_the_width(tmp_path, columns):
     assert "--draft-model" in out
 
 
+def test_help_of_which_only_the_first_line_is_read_ends_well(tmp_path):
+    line = '"$@" | head -1; test "${PIPESTATUS[0]}" = 0'
+    command = ["bash", "-c", line, "bash", *PROGRAM, "train", "--help"]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False, cwd=tmp_path, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "spec-trainer train" in done.stdout
+
+
 def test_a_removed_working_directory_is_named(tmp_path):
     (tmp_path / "gone").mkdir()
     code, out, err = spec_trainer(["plugins"], tmp_path, "cd gone; rmdir ../gone; exec")

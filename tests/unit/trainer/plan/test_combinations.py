@@ -114,6 +114,10 @@ def test_follow_takes_what_training_refuses_and_the_reverse():
     refuse(combinations.WITHOUT_FOLLOW, config())
     with pytest.raises(ConfigError, match=r"follow without follow.servers"):
         refuse(combinations.FOLLOW, config(train={"schedule": "constant"}))
+    serve = {"servers": ["http://a:1"], "serve": {"arguments": "--seed 1"}}
+    without_engine = config(train={"schedule": "constant"}, follow=serve)
+    with pytest.raises(ConfigError, match=r"follow.serve.arguments=--seed 1 without follow.serve.engine"):
+        refuse(combinations.FOLLOW, without_engine)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ from spec_trainer.cli.surroundings import (
     check_address_space,
     check_working_directory,
     open_closed_streams,
-    widen_help,
+    prepare_help,
 )
 from spec_trainer.measure.evaluation.request import EvaluationRequest
 from spec_trainer.measure.regeneration.request import RegenerationRequest  # noqa: TC001 (cyclopts evaluates annotations)
@@ -337,7 +337,8 @@ def run(words: Sequence[str]) -> int:
 def _call(words: Sequence[str]) -> None:
     check_command_line(words)
     check_working_directory()
-    widen_help(app)
+    if "--help" in words:
+        prepare_help(app)
     command, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     show_from(bound.arguments.get("logs", _LOGS).level)
     # Help and version are cyclopts' own; they print at once.

@@ -33,13 +33,20 @@ def open_closed_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def widen_help(app: App) -> None:
-    """Let ``app`` print help in a usable width if COLUMNS is too small."""
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and (len(columns) > 4 or int(columns) not in _USABLE_COLUMNS):
-        from rich.console import Console
+def prepare_help(app: App) -> None:
+    """Let ``app`` print help in a usable width whatever COLUMNS says, and end with code 0 if nobody reads it on."""
+    from rich.console import Console
 
-        app.console = Console(width=_COLUMNS)
+    class HelpConsole(Console):
+        def on_broken_pipe(self) -> None:
+            """End the process; what is left goes nowhere."""
+            self.quiet = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(0)
+
+    columns = os.environ.get("COLUMNS", "")
+    unusable = columns.isdecimal() and (len(columns) > 4 or int(columns) not in _USABLE_COLUMNS)
+    app.console = HelpConsole(width=_COLUMNS if unusable else None)
 
 
 def check_working_directory() -> None:

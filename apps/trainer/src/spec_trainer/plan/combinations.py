@@ -264,8 +264,6 @@ WITHOUT_FOLLOW = (
 )
 """Combinations that every command but ``spec-trainer follow`` refuses."""
 
-_SERVING = "it has no engine of its own"
-
 FOLLOW = (
     Combination(
         "draft.vocab_size=* with follow without data",
@@ -280,9 +278,14 @@ FOLLOW = (
     Combination(
         "follow without follow.servers",
         "it needs a server",
-        "give --server with an address such as http://127.0.0.1:8000, or --serve with the engine whose server it "
-        "starts itself",
+        "give --server with an address such as http://127.0.0.1:8000, or --serve ENGINE to start one",
         lambda c, _: not c.follow.servers and c.follow.serve.engine is None,
+    ),
+    Combination(
+        "follow.serve.arguments=* without follow.serve.engine",
+        "the command starts no server",
+        "add --serve ENGINE, or remove it",
+        lambda c, _: bool(c.follow.serve.arguments) and c.follow.serve.engine is None,
     ),
     Combination(
         "train.ranks=* with follow",
@@ -332,7 +335,7 @@ FOLLOW = (
     *(
         Combination(
             f"{settings} with follow.capture=serving",
-            _SERVING,
+            "it has no engine of its own",
             remedy,
             lambda c, _, has=has: c.follow.capture == "serving" and has(c),
         )
