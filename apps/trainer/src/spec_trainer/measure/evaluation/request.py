@@ -110,14 +110,14 @@ class EvaluationRequest:
                         f"{option} is not for --server, which runs and drafts as it was started"
                     )
             return
-        if self.baseline_server:
-            raise ConfigError(f"--baseline-server={shown(self.baseline_server)} is for --server")
         if self.breakdown:
             self._check_broken_down()
         elif self.draft:
             raise ConfigError(f"--draft={shown(self.draft)} is for --breakdown")
         elif not self.target or self.draft_model is None:
             raise ConfigError("evaluate needs --target and --draft-model, or --server URL")
+        if self.baseline_server:
+            raise ConfigError(f"--baseline-server={shown(self.baseline_server)} is for --server")
 
     def _check_broken_down(self) -> None:
         """Raise ConfigError unless a target, prompts and one draft are named, and nothing that is not measured."""
