@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def with_left_over_file(target: Path, folder: Path, name: str) -> Path:
-    """Copy a target, beside whose file lies another with one tensor of other values; no index says which counts.
+def add_left_over_file(folder: Path, name: str) -> None:
+    """Put a file beside the target's, with one tensor of other values; no index says which counts.
 
-    vLLM and SGLang load every file in the order of their names, the trainer and Transformers only model.safetensors.
+    vLLM and SGLang load every file in the order of their names. The trainer refuses the folder if it finds the file
+    there, and does not see a file that comes later.
     """
-    shutil.copytree(target, folder)
-    save_file(_rolled(target, name), folder / "older-save.safetensors", metadata={"format": "pt"})
-    return folder
+    save_file(_rolled(folder, name), folder / "older-save.safetensors", metadata={"format": "pt"})
 
 
 def as_loaded(target: Path, folder: Path, name: str) -> Path:
@@ -44,8 +43,9 @@ def _rolled(target: Path, name: str) -> dict[str, Tensor]:
 def assert_other_weights_are_noticed(
     new_engine: Callable[[TargetSpec], Engine], target: Path, scratch: Path, name: str, what: str
 ) -> None:
-    """Start an engine for the folder with the left-over file: only ``what``, whose tensor lies there, is refused."""
-    damaged = read_target(with_left_over_file(target, scratch / "damaged", name))
+    """Start an engine once the left-over file has come: only ``what``, whose tensor lies there, is refused."""
+    damaged = read_target(shutil.copytree(target, scratch / "damaged"))
+    add_left_over_file(damaged.folder, name)
     schema = FeatureSchema(layers=(2, 5), hidden_size=damaged.hidden_size, dtype="float32")
     with new_engine(damaged) as engine:
         engine.start(schema)
