@@ -50,5 +50,5 @@ def assert_other_weights_are_noticed(
     with new_engine(damaged) as engine:
         engine.start(schema)
         with pytest.raises(TargetError, match=f"another {what} than the trainer"):
-            check_same_weights(engine, damaged)
+            check_same_weights(engine, read_target(target))
         check_same_weights(engine, read_target(as_loaded(target, scratch / "loaded", name)))
