@@ -137,13 +137,13 @@ def measure(
 
 
 def compare(figures: dict[str, Any], clients: Sequence[Client], new_tokens: int):
-    """Yield a row for each load and side; a load is a warm-up with every prompt, then the requests that are timed."""
+    """Yield a row for each load and side; the requests of a warm-up have fewer tokens than those that are timed."""
     assert len(clients) == len(SIDES), f"{len(clients)} processes streamed"
     for side, client in zip(SIDES, clients, strict=True):
         done = 0
         for load in figures["throughput"]:
             requests = max(load["concurrency"], figures["prompts"])
-            timed = slice(done + requests, done + 2 * requests)
+            timed = slice(done, done + requests)
             done = timed.stop
             client_ms = client.times(timed, new_tokens)
             read_ms = client.times(timed, new_tokens, as_read=True)
@@ -159,7 +159,8 @@ def compare(figures: dict[str, Any], clients: Sequence[Client], new_tokens: int)
                     abs(ours - theirs) / theirs for ours, theirs in zip(ours_ms, client_ms, strict=True)
                 ],
             }
-        assert len(client.parts) == done, f"{len(client.parts)} requests were streamed, {done} expected"
+        streamed = len(client.whole(new_tokens))
+        assert streamed == done, f"{streamed} whole requests were streamed, {done} expected"
 
 
 def rigged(environment: Mapping[str, str], streams: Path) -> dict[str, str]:

@@ -55,15 +55,19 @@ class Client:
     def times(self, requests: slice, tokens: int, *, as_read: bool = False) -> tuple[float, float]:
         """Mean time to the first token and inter-token latency of some requests, in milliseconds.
 
-        ``requests`` counts them in the order in which they began; each has so many ``tokens``.
+        ``requests`` counts, in the order in which they began, those with so many ``tokens``: a warm-up has fewer.
         """
         firsts, per_token = [], []
-        found = list((self.read if as_read else self.parts).values())[requests]
+        found = self.whole(tokens, as_read=as_read)[requests]
         for (begun, _), (first, _), *_, (last, _) in found:
             firsts.append(first - begun)
             per_token.append((last - first) / (tokens - 1))
-        assert {sum(number for _, number in parts) for parts in found} == {tokens}
         return 1e3 * fmean(firsts), 1e3 * fmean(per_token)
+
+    def whole(self, tokens: int, *, as_read: bool = False) -> list[list[tuple[float, int]]]:
+        """The parts of each request with so many tokens, in the order in which they began."""
+        streams = (self.read if as_read else self.parts).values()
+        return [parts for parts in streams if sum(number for _, number in parts) == tokens]
 
 
 class Watch:
