@@ -114,7 +114,7 @@ def trained(
     """
     print(options.draft, scale, seed, file=sys.stderr)
     held_out, train = samples[:HELD_OUT], samples[HELD_OUT:]
-    initial_weights.LOGIT_STD, initial_weights.LARGEST_LOGIT = scale, 0.0
+    initial_weights.LOGIT_STD, initial_weights.LEAST_OWN_LOGIT = scale, 0.0
     tensors, counts = read_target_tensors(target), torch.zeros(target.vocab_size, dtype=torch.int64)
     for sample in train:
         counts += sample.ids_T[sample.mask_T].bincount(minlength=target.vocab_size)

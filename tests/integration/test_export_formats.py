@@ -9,6 +9,7 @@ import pytest
 
 from spec_trainer.cli.app import run
 
+from ..distributions import write_distribution
 from ..gguf_targets import write_target_gguf
 
 PLAIN = ("draft.fc_norm=false", "draft.norm_output=false")
@@ -70,6 +71,25 @@ def test_the_commands_of_a_run_say_how_its_draft_becomes_a_file(command_line, tr
     file = write_target_gguf(tiny_llama, tmp_path / "TARGET.gguf")
     assert command_line(*shlex.split(convert.replace("TARGET.gguf", str(file)))[1:]).code == 0
     assert Path(shlex.split(serve)[4]).is_file()
+
+
+def test_a_format_of_two_plugins_is_refused(command_line, trained, tmp_path, monkeypatch):
+    points = "[spec_core.engines]\nother = other_engine:Other\n"
+    site = write_distribution(tmp_path / "site", "other", points)
+    (site / "other_engine.py").write_text(
+        "from spec_engine_llamacpp.engine import LlamacppEngine\nclass Other(LlamacppEngine):\n    name = 'other'\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    words = (
+        "export",
+        "--checkpoint",
+        trained / "checkpoints" / "step-1",
+        "--output",
+        tmp_path / "draft.gguf",
+    )
+    line = command_line(*words, "--format", "gguf").error
+    assert line.startswith("--format=gguf is written by engine 'llamacpp' of spec-engine-llamacpp 0.1.0 and ")
+    assert line.endswith("engine 'other' of other 1.0; uninstall one of them")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ TARGET = TinyTargetConfig(
 
 def test_first_tokens_compares_scales_of_the_first_logits(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in ("LOGIT_STD", "LARGEST_LOGIT"):  # the benchmark sets them: they are restored
+    for name in ("LOGIT_STD", "LEAST_OWN_LOGIT"):  # the benchmark sets them: they are restored
         monkeypatch.setattr(scales, name, getattr(scales, name))
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import first_tokens

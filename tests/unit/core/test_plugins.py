@@ -228,6 +228,23 @@ def test_config_must_be_a_subclass_of_the_kinds_own(install, config):
     assert refusal(PluginInvalid).endswith("Planted.Config is not a subclass of BackendConfig")
 
 
+@pytest.mark.parametrize("serving", ["7", "VllmServing"])
+def test_serving_must_be_an_object_of_its_class(install, serving):
+    source = f"""
+        from spec_engine_hf.engine import HfEngine
+        from spec_engine_vllm.serving import VllmServing
+
+        class Planted(HfEngine):
+            name = "planted"
+            serving = {serving}
+    """
+    install("spec-planted", source, group="engines")
+    message = refusal(PluginInvalid, Engine)
+    assert message.endswith(
+        "Planted.serving is neither None nor an object of a subclass of spec_core.Serving"
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "cause"), [("exit(3)", "SystemExit: 3"), ("1 / 0", "ZeroDivisionError: division by zero")]
 )

@@ -28,6 +28,7 @@ from spec_core.foreign import cause
 from spec_core.launcher import Launcher
 from spec_core.optimizer import Optimizer
 from spec_core.plugin_records import PluginRecord, entry_points, plugin_records
+from spec_core.serving import Serving
 from spec_core.strategy import Strategy
 from spec_core.target_type import TargetType
 from spec_core.tracker import Tracker
@@ -282,6 +283,8 @@ def _problem(interface: type[P], plugin: type[P], name: str) -> str | None:
         return f".name is {getattr(plugin, 'name', None)!r}, its entry point is called {name!r}"
     if not (inspect.isclass(plugin.Config) and issubclass(plugin.Config, interface.Config)):
         return f".Config is not a subclass of {interface.Config.__name__}"
+    if interface is Engine and not isinstance(getattr(plugin, "serving", None), Serving | None):
+        return ".serving is neither None nor an object of a subclass of spec_core.Serving"
     return None
 
 

@@ -19,9 +19,10 @@ def spec_trainer(words, tmp_path, shell="exec", **env):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize("columns", ["0", "1", "x", "2000000000", "9" * 20])
-def test_help_ends_whatever_the_width(tmp_path, columns):
-    code, out, err = spec_trainer(["push", "--help"], tmp_path, COLUMNS=columns)
+def test_help_ends_whatever_the_width(tmp_path, columns, flag):
+    code, out, err = spec_trainer(["push", flag], tmp_path, COLUMNS=columns)
     assert (code, err) == (0, "")
     assert "--draft-model" in out
 

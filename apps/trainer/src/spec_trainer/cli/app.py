@@ -337,7 +337,7 @@ def run(words: Sequence[str]) -> int:
 def _call(words: Sequence[str]) -> None:
     check_command_line(words)
     check_working_directory()
-    if "--help" in words:
+    if not {"--help", "-h"}.isdisjoint(words):
         prepare_help(app)
     command, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     show_from(bound.arguments.get("logs", _LOGS).level)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
@@ -39,9 +40,9 @@ def prepare_help(app: App) -> None:
 
     class HelpConsole(Console):
         def on_broken_pipe(self) -> None:
-            """End the process; what is left goes nowhere."""
-            self.quiet = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            """End the process as usual, but with code 0."""
+            with suppress(SystemExit):
+                super().on_broken_pipe()
             raise SystemExit(0)
 
     columns = os.environ.get("COLUMNS", "")

@@ -24,7 +24,7 @@ where later layers cannot remove its random component, so it starts small."""
 LOGIT_STD = 0.5
 """Initial standard deviation over the vocabulary of a guess's logits. Logits of a fresh draft are random: with
 deviation σ, a guess costs about σ²/2 nats more than equal probabilities."""
-LARGEST_LOGIT = 12.0
+LEAST_OWN_LOGIT = 12.0
 """Least initial logit, σ · √H, of a state that points at a token's row of the head. Below it a narrow draft (small
 width H) could not be sure of a token."""
 _MOST_ROWS = 4096
@@ -56,10 +56,10 @@ def first_norm(norm_H: Tensor, head_VH: Tensor) -> Tensor:
     """Return the first weight of a draft's final norm: the target's, scaled down so that guesses are unsure.
 
     With the result and the head ``head_VH``, the logits of a random state have the standard deviation LOGIT_STD (in
-    narrow drafts LARGEST_LOGIT / √H), or less if the target's weight gives less. In float32.
+    narrow drafts LEAST_OWN_LOGIT / √H), or less if the target's weight gives less. In float32.
     """
     wide_H = norm_H.float()
     rows_RH = head_VH[:: -(-len(head_VH) // _MOST_ROWS)].float()
     deviation = (rows_RH.std(0) * wide_H).norm()
-    wanted = max(LOGIT_STD, LARGEST_LOGIT / math.sqrt(len(norm_H)))
+    wanted = max(LOGIT_STD, LEAST_OWN_LOGIT / math.sqrt(len(norm_H)))
     return wide_H * (wanted / deviation).clamp(max=1)

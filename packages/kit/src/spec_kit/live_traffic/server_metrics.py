@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 import re
 
+from spec_core.records import AcceptanceCounters
+
 _SAMPLE = re.compile(
     r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?", re.ASCII
 )
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"', re.ASCII)
 _LARGEST = 1 << 53
 """Largest count that is read. Counts are divided as floats, which cannot hold every larger integer."""
+_MOST_POSITIONS = 1024
+"""Largest number of positions of guesses that are read."""
 
 
 class ServerMetrics:
@@ -41,6 +45,29 @@ class ServerMetrics:
             if label in labels:
                 sums[labels[label]] = sums.get(labels[label], 0) + value
         return sums
+
+    def acceptance(self, program: str) -> AcceptanceCounters | None:
+        """Return the counters of verifications, under the names that vLLM and llama.cpp give them.
+
+        ``program``: the prefix of the names, such as ``vllm``. None if the server does not have them.
+        """
+        name = f"{program}:spec_decode_num_"
+        rounds = self.total(f"{name}drafts_total")
+        if rounds is None:
+            return None
+        by_position = self.by_label(f"{name}accepted_tokens_per_pos_total", "position")
+        positions = {
+            int(position): count
+            for position, count in by_position.items()
+            if position.isdecimal() and len(position) < 5
+        }
+        length = min(max(positions, default=-1) + 1, _MOST_POSITIONS)
+        return AcceptanceCounters(
+            rounds=rounds,
+            drafted=self.total(f"{name}draft_tokens_total") or 0,
+            accepted=self.total(f"{name}accepted_tokens_total") or 0,
+            accepted_per_position=tuple(positions.get(position, 0) for position in range(length)),
+        )
 
     def histogram(self, name: str) -> tuple[tuple[float, int], ...]:
         """Return pairs (upper bound, number of values up to it), ascending; empty if there is no histogram."""

@@ -56,13 +56,19 @@ def read_format(name: str | None, words: Sequence[str]) -> ExportFormat | None:
         if words:
             raise ConfigError(f"{words[0]}: options of an engine need --format, the format that it writes")
         return None
-    known: dict[str, type[Engine]] = {}
+    writers: dict[str, list[type[Engine]]] = {}
     for _, engine_type in load_each(Engine):
         if not isinstance(engine_type, PluginError) and engine_type.serving is not None:
-            known |= dict.fromkeys(engine_type.serving.formats, engine_type)
-    if name not in known:
-        raise ConfigError(
-            f"--format={name}: no engine plugin here writes this format; they write "
-            f"{', '.join(sorted(known)) or 'none'}"
-        )
-    return ExportFormat(known[name], read_engine_section(known[name], words))
+            for known in engine_type.serving.formats:
+                writers.setdefault(known, []).append(engine_type)
+    match writers.get(name, []):
+        case [engine_type]:
+            return ExportFormat(engine_type, read_engine_section(engine_type, words))
+        case []:
+            raise ConfigError(
+                f"--format={name}: no engine plugin here writes this format; they write "
+                f"{', '.join(sorted(writers)) or 'none'}"
+            )
+        case several:
+            owners = " and ".join(find(Engine, engine_type.name).what for engine_type in several)
+            raise ConfigError(f"--format={name} is written by {owners}; uninstall one of them")

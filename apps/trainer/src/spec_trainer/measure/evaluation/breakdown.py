@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Proposal, Proposer
+from spec_core.wording import counted
 from spec_trainer.measure.evaluation.tables import setting_lines
 from spec_trainer.workers.passes import decode
 
@@ -92,10 +93,8 @@ def _verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
     if not able:
         return "no draft of this kind can pay here: a round takes longer than all tokens that it could yield"
     easiest = min(able, key=lambda row: row["break_even"])
-    return (
-        f"a draft pays here above tau {easiest['break_even']:.2f} with a draft token count of "
-        f"{easiest['num_draft_tokens']}"
-    )
+    count = counted(easiest["num_draft_tokens"], "draft token")
+    return f"with {count} a round, a draft pays here if its tau is above {easiest['break_even']:.2f}"
 
 
 def _numbers_of_guesses(most: int) -> list[int]:
