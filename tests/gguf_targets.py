@@ -9,6 +9,15 @@ from safetensors.torch import load_file
 
 from spec_kit.targets import read_target
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+"""Rotary embeddings of Llama 3, for few positions."""
 _NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",

@@ -16,7 +16,7 @@ from spec_engine_llamacpp.engine import LlamacppEngine
 from spec_kit.targets import read_target
 from spec_testing import EngineSuite, draw_draft
 
-from ..gguf_targets import write_target_gguf
+from ..gguf_targets import LLAMA3, write_target_gguf
 from ..transformers_target import Transformer
 from .llamacpp_drafts import DRAFTS, SHAPE
 
@@ -24,14 +24,6 @@ pytest.importorskip("xllamacpp")
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("llamacpp"), pytest.mark.timeout(120)]
 
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 EXACT = {"attention": "f32", "draft_type": "f32"}
 
 

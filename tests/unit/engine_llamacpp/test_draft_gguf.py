@@ -23,19 +23,11 @@ from spec_kit.drafting import recognise
 from spec_kit.targets import read_target
 from spec_testing import draw_draft
 
-from ...gguf_targets import write_target_gguf
+from ...gguf_targets import LLAMA3, write_target_gguf
 
 PLAIN = {"fc_norm": False, "norm_output": False}
 BLOCK = {"block_size": 4, "num_layers": 2, "num_features": 3}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 
 
 @pytest.fixture(scope="module")
