@@ -51,7 +51,7 @@ def required_of_others(requirements: list[str]) -> dict[str, Path]:
     while waiting:
         line, extra = waiting.pop()
         requirement = Requirement(line)
-        if requirement.name.startswith("spec-") or not _applies(requirement, extra):
+        if requirement.name.startswith("spec-") or not applies(requirement, extra):
             continue
         for chosen in ("", *requirement.extras):
             key = f"{requirement.name}[{chosen}]"
@@ -64,7 +64,8 @@ def required_of_others(requirements: list[str]) -> dict[str, Path]:
     return found
 
 
-def _applies(requirement: Requirement, extra: str) -> bool:
+def applies(requirement: Requirement, extra: str) -> bool:
+    """Return whether a distribution, with its extra ``extra`` or none if it is empty, has the requirement."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 

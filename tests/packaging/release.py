@@ -15,11 +15,12 @@ import tomllib
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from .environments import make_environment, required_of_others, run
+from .environments import applies, make_environment, required_of_others, run
 
 ROOT = Path(__file__).parents[2]
 IMPORT_ALL = """
@@ -110,23 +111,27 @@ def check_alone(name: str, wheels: dict[str, Path], output: Path, folder: Path) 
     needed = requirements(name, wheels)
     python = make_environment(folder, required_of_others(needed))
     install(python, output, name)
-    extras = [line for line in metadata(wheels[name]).get_all("Requires-Dist") or [] if "extra ==" in line]
-    run(python, "-c", IMPORT_ALL, name.replace("-", "_"), *extras, *OF_VENDORS, cwd=folder)
+    lines = [line for line in metadata(wheels[name]).get_all("Requires-Dist") or [] if "extra ==" in line]
+    extras = {Requirement(line).name for line in lines}
+    named_otherwise = [module for module, owners in packages_distributions().items() if extras & {*owners}]
+    run(python, "-c", IMPORT_ALL, name.replace("-", "_"), *extras, *named_otherwise, *OF_VENDORS, cwd=folder)
 
 
 def requirements(name: str, wheels: dict[str, Path]) -> list[str]:
-    """Return the requirements of a distribution and of ours that it requires, without extras."""
+    """Return the requirements of a distribution, and of ours that it requires with the extras that it names."""
     found: list[str] = []
-    waiting, seen = [name], set()
+    waiting, seen = [(name, "")], set()
     while waiting:
-        one = waiting.pop()
-        if one in seen:
+        one, extra = waiting.pop()
+        if (one, extra) in seen:
             continue
-        seen.add(one)
-        lines = metadata(wheels[one]).get_all("Requires-Dist") or []
-        mine = [line for line in lines if "extra ==" not in line]
-        found += mine
-        waiting += [other for line in mine if (other := Requirement(line).name) in wheels]
+        seen.add((one, extra))
+        for required in map(Requirement, metadata(wheels[one]).get_all("Requires-Dist") or []):
+            if applies(required, extra):
+                required.marker = None
+                found.append(str(required))
+                if required.name in wheels:
+                    waiting += [(required.name, chosen) for chosen in ("", *required.extras)]
     return found
 
 

@@ -16,16 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def lazy_names(package: str, file: str) -> Callable[[str], Any]:
+def lazy_names(package: str, file: str, extra: str = "") -> Callable[[str], Any]:
     """Return a ``__getattr__`` for ``package`` whose names are the imports under ``if TYPE_CHECKING:`` in ``file``.
 
     Example: ``__getattr__ = lazy_names(__name__, __file__)``, after ``else:`` or at the end of the module.
+    ``extra``: extra of spec-kit that brings what these modules import of others.
     """
 
     def find(name: str) -> Any:
         if (module := _modules(file).get(name)) is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(module), name)
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as error:
+            if not extra:
+                raise
+            needed = f"{package}.{name} needs {error.name}; pip install 'spec-kit[{extra}]'"
+            raise ModuleNotFoundError(needed, name=error.name) from error
 
     return find
 

@@ -13,6 +13,8 @@ from functools import cached_property
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, cast
 
+from PIL import Image, ImageOps
+
 from spec_core import foreign_errors, read_json_object
 from spec_core.errors import DataError, TargetError
 from spec_core.foreign import cause, check_regular
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
-    from PIL.Image import Image
     from torch import Tensor
 
 
@@ -55,7 +56,7 @@ class TargetImages:
         """Prepare images with the image processor in ``folder``."""
         self._folder = folder
 
-    def num_tokens(self, image: Image) -> int:
+    def num_tokens(self, image: Image.Image) -> int:
         """Return the number of tokens of an image.
 
         Raise DataError if the image processor refuses the image, or makes no token or too many of it.
@@ -73,7 +74,7 @@ class TargetImages:
             )
         return num_tokens
 
-    def arrays(self, images: Sequence[Image]) -> Mapping[str, Tensor]:
+    def arrays(self, images: Sequence[Image.Image]) -> Mapping[str, Tensor]:
         """Return the arguments of the target's forward pass for these images. Raise DataError if refused."""
         with _refusals():
             arrays = dict(self._image_processor(images=list(images), return_tensors="pt"))
@@ -147,13 +148,11 @@ def _counts_patches(image_processor: Any) -> bool:
     return all(hasattr(image_processor, name) for name in ("get_number_of_image_patches", "merge_size"))
 
 
-def decoded_image(data: bytes) -> Image:
+def decoded_image(data: bytes) -> Image.Image:
     """Return an encoded image as RGB, upright and on white, as vLLM's servers decode it.
 
     Raise DataError if it is damaged, animated, of another format than ``FORMATS``, or larger than Pillow's limit.
     """
-    from PIL import Image, ImageOps
-
     try:
         # Pillow also warns of damaged metadata, which do not matter for the pixels.
         with warnings.catch_warnings(action="ignore"):
@@ -181,7 +180,5 @@ def decoded_image(data: bytes) -> Image:
 
 def media_type(data: bytes) -> str:
     """Return the media type, such as image/png, of an encoded image that ``decoded_image`` accepts."""
-    from PIL import Image
-
     with Image.open(BytesIO(data), formats=FORMATS) as image:
         return Image.MIME[image.format or ""]
