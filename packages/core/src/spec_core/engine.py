@@ -46,6 +46,7 @@ E19 ``generate_unordered`` calls ``next_request`` whenever it can take one more 
     and yields each request with its answer as soon as the answer is complete. After None it calls again when it
     has yielded another answer. It ends after None, once all answers were yielded. It takes only as many requests
     ahead as keep it busy, however many there are. If the iterator is closed, the requests in progress are dropped.
+E20 Requests without a seed are sampled with random numbers of the engine's own: equal prompts get different answers.
 """
 
 from __future__ import annotations

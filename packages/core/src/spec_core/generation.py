@@ -48,7 +48,9 @@ class GenerationRequest:
 
     prompt: Sequence[int]
     """Token ids; a ``PromptWithImages`` has images, too."""
-    seed: int = 0
+    seed: int | None = 0
+    """None: the engine draws with random numbers of its own, which is faster in engines that draw for many answers at
+    once."""
 
 
 @dataclass(frozen=True, kw_only=True)

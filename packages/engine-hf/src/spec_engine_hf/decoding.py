@@ -122,7 +122,7 @@ class Decoder:
             request,
             room=batch.sampling.max_new_tokens,
             stops=frozenset(stops),
-            generator=torch.Generator(self._model.device).manual_seed(request.seed),
+            generator=_generator(self._model.device, request.seed),
             num_guesses=batch.sampling.num_draft_tokens,
             proposer=batch.drafting.new_proposer() if batch.drafting else None,
         )
@@ -321,3 +321,13 @@ class _Sequence:
             refused_guesses=tuple(self._refused) if self.proposer is not None else (),
             verifications=tuple(self.verifications),
         )
+
+
+def _generator(device: torch.device, seed: int | None) -> Generator:
+    """Return a generator with this seed, or with a seed of the system's random numbers."""
+    generator = torch.Generator(device)
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator

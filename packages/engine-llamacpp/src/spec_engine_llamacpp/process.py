@@ -77,7 +77,7 @@ class LlamacppProcess(EngineSubprocess):
             sampling={
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
-                "seed": request.seed % (1 << 32),
+                "seed": -1 if request.seed is None else request.seed % (1 << 32),
                 "cache_prompt": self._reuses_prefixes,
                 "n_probs": 2 if greedy_plain and sampling.with_margins else 0,
             },

@@ -112,8 +112,8 @@ class VllmProcess(EngineSubprocess):
             request["images"] = [image_fields(image) for image in shown]
         return self.ask("run", requests=requests, times=times)
 
-    def _sampling(self, sampling: SamplingParams, seed: int) -> dict[str, Any]:
-        """Return vLLM's sampling parameters of a request with this seed."""
+    def _sampling(self, sampling: SamplingParams, seed: int | None) -> dict[str, Any]:
+        """Return vLLM's sampling parameters of a request; with a seed, vLLM draws for each request by itself."""
         greedy_plain = sampling.temperature == 0 and sampling.num_draft_tokens == 0
         return {
             "max_tokens": sampling.max_new_tokens,

@@ -159,6 +159,15 @@ def assert_takes_requests_as_answers_end(
     _assert_takes_few_requests_ahead(engine)
 
 
+def assert_samples_without_seeds(engine: Engine) -> None:
+    """Check that requests without a seed get different answers to one prompt (E20)."""
+    sampling = SamplingParams(max_new_tokens=8, temperature=1.0, stop_at_eos=False)
+    (prompt,) = token_rows(engine, (4,))
+    requests = [GenerationRequest(prompt=prompt, seed=None) for _ in range(4)]
+    answers = engine.generate_unordered(lambda: requests.pop() if requests else None, sampling)
+    assert len({answer.token_ids for _, answer in answers}) > 1
+
+
 def _assert_takes_few_requests_ahead(engine: Engine) -> None:
     """Check that the engine answers requests without an end, and that closing the iterator drops the rest."""
     sampling = SamplingParams(max_new_tokens=2, stop_at_eos=False)

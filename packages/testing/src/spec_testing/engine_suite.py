@@ -1,4 +1,4 @@
-"""EngineSuite tests the contract of spec_core.engine (E1–E14, E17–E19) against an independent computation.
+"""EngineSuite tests the contract of spec_core.engine (E1–E14, E17–E20) against an independent computation.
 
 ::
 
@@ -35,6 +35,7 @@ from spec_testing.answer_checks import (
     assert_ends_at_end_tokens,
     assert_follows_distribution,
     assert_guess_depths,
+    assert_samples_without_seeds,
     assert_takes_requests_as_answers_end,
     assert_times,
     greedy_answer,
@@ -363,6 +364,10 @@ class EngineSuite(ConformanceSuite):
     ) -> None:
         """E13, E19: requests may depend on answers; few are taken ahead, and dropped if the iterator is closed."""
         assert_takes_requests_as_answers_end(engine, reference, concurrency)
+
+    def test_e20_requests_without_a_seed_get_different_answers(self, engine: Engine) -> None:
+        """E20: the engine draws random numbers of its own."""
+        assert_samples_without_seeds(engine)
 
 
 def _prompts(engine: Engine) -> list[list[int]]:

@@ -58,7 +58,8 @@ class Program:
         sampling, ids, gaps = message["sampling"], list(message["prompt"]), []
         if sampling["top_p"] < 1:
             raise ValueError("top_p is not implemented")
-        generator = torch.Generator().manual_seed(message["seed"])
+        generator = torch.Generator()
+        generator.seed() if message["seed"] is None else generator.manual_seed(message["seed"])
         stops = self.ends if sampling["stop_at_eos"] else set()
         while len(gaps) < sampling["max_new_tokens"] and not (gaps and ids[-1] in stops):
             logits_V = self.model(torch.tensor([ids]), use_cache=False).logits[0, -1].double()

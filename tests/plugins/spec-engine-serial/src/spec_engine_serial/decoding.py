@@ -101,7 +101,8 @@ def answer(
     prompt, text = request.prompt, list(request.prompt)
     stops = target.spec.eos_token_ids if sampling.stop_at_eos else ()
     end = len(prompt) + sampling.max_new_tokens
-    generator = torch.Generator(target.device).manual_seed(request.seed)
+    generator = torch.Generator(target.device)
+    generator.seed() if request.seed is None else generator.manual_seed(request.seed)
     proposer = None if draft is None else draft.draft.proposer(draft.module, draft.ops)
     proposal, states_TNH, seen = Proposal(token_ids=()), None, 1
     verifications = [0] * (sampling.num_draft_tokens + 1)

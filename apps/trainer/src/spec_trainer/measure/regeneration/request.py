@@ -29,8 +29,8 @@ class RegenerationRequest:
     """1 samples from the target's own distribution, 0 is greedy."""
     top_p: float = 1.0
     """Sample from the most likely tokens that together have this probability."""
-    seed: int = 0
-    """Seed of sampling."""
+    seed: int | None = None
+    """Seed of sampling. By default the engine draws its own random numbers, which vLLM does faster."""
     drop_cut: bool = False
     """Leave out rows with an answer that was cut at max-new-tokens."""
     on_bad_row: Literal["error", "skip"] = "error"
@@ -40,7 +40,7 @@ class RegenerationRequest:
         """Raise ConfigError for a value out of its range, or an output that training cannot read."""
         for name, least in (("max_new_tokens", 1), ("temperature", 0), ("seed", 0)):
             value = getattr(self, name)
-            if not least <= value < float("inf"):
+            if value is not None and not least <= value < float("inf"):
                 raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"--top-p={self.top_p}: expected more than 0, at most 1")

@@ -30,7 +30,7 @@ class RowInProgress:
 class RowRequests:
     """Requests for the next turn of each row; the first turns of few rows are read ahead."""
 
-    def __init__(self, rows: Iterator[RowInProgress], seed: int) -> None:
+    def __init__(self, rows: Iterator[RowInProgress], seed: int | None) -> None:
         """Ask the turns of ``rows``, which is read as the engine takes requests."""
         self._rows, self._seed = rows, seed
         self._next_turns: deque[RowInProgress] = deque()
@@ -39,12 +39,12 @@ class RowRequests:
     def next_request(self) -> GenerationRequest | None:
         """Return a request for the next turn of a row in progress, or else for a new row; None if there is none.
 
-        The seed of an answer depends on its row and turn, and not on the order of answers.
+        A seed of an answer depends on its row and turn, and not on the order of answers.
         """
         row = self._next_turns.popleft() if self._next_turns else next(self._rows, None)
         if row is None:
             return None
-        seed = pass_seed(self._seed, row.number, row.turn)
+        seed = None if self._seed is None else pass_seed(self._seed, row.number, row.turn)
         request = GenerationRequest(prompt=row.conversation.prompt, seed=seed)
         self._asked[request] = row
         return request
