@@ -42,21 +42,17 @@ SHORT = 300
 """Steps of a run of ``sweep``, unless the run says otherwise."""
 ADAMW, MUON = ("optimizer.name=adamw",), ("optimizer.name=muon", "optimizer.matrix_rate=2.857")
 SWEEP: dict[str, tuple[str, ...]] = {
-    "eagle3 adamw 5e-4": ("train.lr=5e-4", *ADAMW),
-    "dspark adamw 1e-3, 512 anchors": ("train.lr=1e-3", *ADAMW, "draft.num_anchors=512"),
     "eagle3 adamw 1e-3": ("train.lr=1e-3", *ADAMW),
-    "dspark adamw 1e-3, 128 anchors": ("train.lr=1e-3", *ADAMW, "draft.num_anchors=128"),
-    "eagle3 adamw 2e-3": ("train.lr=2e-3", *ADAMW),
+    "dspark adamw 1e-3, 512 anchors": ("train.lr=1e-3", *ADAMW, "draft.num_anchors=512"),
     "dspark adamw 1e-3, 128 anchors, 750 steps": (
         "train.lr=1e-3", *ADAMW, "draft.num_anchors=128", "train.steps=750",
     ),
+    "eagle3 adamw 2e-3": ("train.lr=2e-3", *ADAMW),
     "eagle3 adamw 4e-3": ("train.lr=4e-3", *ADAMW),
     "dspark adamw 2e-3, 128 anchors": ("train.lr=2e-3", *ADAMW, "draft.num_anchors=128"),
     "eagle3 muon 1e-3": ("train.lr=1e-3", *MUON),
-    "dspark muon 1e-3, 128 anchors": ("train.lr=1e-3", *MUON, "draft.num_anchors=128"),
     "eagle3 muon 2e-3": ("train.lr=2e-3", *MUON),
-    "eagle3 adamw 1e-3, V' 8192": ("train.lr=1e-3", *ADAMW, "draft.vocab_size=8192"),
-    "eagle3 adamw 1e-3, 7 steps": ("train.lr=1e-3", *ADAMW, "draft.num_steps=7"),
+    "dspark muon 1e-3, 128 anchors": ("train.lr=1e-3", *MUON, "draft.num_anchors=128"),
 }  # fmt: skip
 """Name of a short run, whose first word is its draft -> what it changes in the draft's recipe."""
 
