@@ -183,7 +183,7 @@ def _evaluated(example: Example, draft: Path, seed: int) -> dict[str, Any]:
         target=str(example.target),
         draft_model=draft,
         prompts=example.held_out,
-        num_draft_tokens=NUM_DRAFT_TOKENS,
+        num_draft_tokens=str(NUM_DRAFT_TOKENS),
         max_new_tokens=NEW_TOKENS,
         temperature=0.0,
         untrained=False,

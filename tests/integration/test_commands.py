@@ -446,6 +446,27 @@ def test_breakdown_of_rounds(command_line, trained, peaked_target, prompts, trai
             assert row["acceptance_length"] >= 1
 
 
+def test_numbers_of_draft_tokens_are_compared_at_each_load(
+    command_line, trained, peaked_target, prompts, tmp_path
+):
+    outcome = command_line(
+        "evaluate", "--target", peaked_target, "--draft-model", trained / "draft", "--prompts", prompts,
+        "--max-new-tokens", 6, "--num-draft-tokens", "1,3", "--concurrency", "1,4", "--json",
+        "--report", tmp_path / "report.html",
+    )  # fmt: skip
+    document = json.loads(outcome.out)
+    sweep = document["sweep"]
+    for load, entry in zip(sweep["loads"], document["throughput"], strict=True):
+        speedups = {row["num_draft_tokens"]: row["speedup"] for row in load["numbers"]} | {0: 1.0}
+        assert speedups.keys() == {0, 1, 3}
+        assert load["speedup"] == max(speedups.values()) == speedups[load["fastest"]]
+        assert entry["speedup"] == speedups[document["num_draft_tokens"]], "the figures are the best number's"
+    assert len(document["acceptance_per_position"]) == document["num_draft_tokens"]
+    assert document["outputs_equal"] is True
+    assert sweep["gain"] >= 0
+    assert "Draft tokens by load" in (tmp_path / "report.html").read_text()
+
+
 def test_evaluation_of_everything_that_can_be_asked_for(
     command_line, trained, peaked_target, prompts, caplog, tmp_path
 ):

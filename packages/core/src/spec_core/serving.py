@@ -21,6 +21,9 @@ V5  ``counters`` reads the counters of a running, unmodified program from the te
 V6  ``write`` writes an export as one new file in a format of ``formats``, which the program loads as it was trained.
     It raises UsageError, one line, and leaves no file if the format cannot express the draft. Optional: by default
     there are no formats, because the program loads the folder.
+V7  ``command_by_load`` returns a command as ``command`` does, with which the program changes the number of draft
+    tokens with the number of requests that it decodes at once. It raises ConfigError, one line, if the installed
+    version cannot do so for this draft; if none is installed, the newest counts. Optional: by default it raises.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from typing import TYPE_CHECKING, ClassVar
 from spec_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from spec_core.config import EngineConfig
@@ -66,6 +69,16 @@ class Serving(ABC):
 
         Called only if ``check_export`` accepts the folder.
         """
+
+    def command_by_load(
+        self, target: TargetSpec, draft: Draft, folder: Path, draft_tokens: Mapping[int, int]
+    ) -> str:
+        """Return the shell command whose program chooses the number of draft tokens by its load (V7).
+
+        ``draft_tokens``: number of concurrent requests -> draft tokens per round from that number on, ascending. The
+        first key is 1. A value of 0 means no draft; at least one is positive.
+        """
+        raise ConfigError("its program has one number of draft tokens for every load")
 
     def live_server_words(self, host: str, port: int) -> Sequence[str] | None:
         """Return words for ``command`` that make its program a server for ``follow``, or None (V4)."""

@@ -14,12 +14,14 @@ from spec_engine_sglang.serving_format import (
     check_sglang_folder,
     image_warning,
     sglang_command,
+    sglang_command_by_load,
     sglang_problem,
     version_needs,
 )
 from spec_kit.hosting import SpeculativeMode, probe_version
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from spec_core import Draft, TargetSpec
@@ -61,10 +63,13 @@ class SglangServing(Serving):
 
     def command(self, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> str:
         """Return the shell command that starts SGLang with the draft."""
-        mode = SpeculativeMode(
-            folder=folder, method=draft.serving_methods["sglang"], num_draft_tokens=num_draft_tokens, load=0
-        )
-        return sglang_command(target, mode)
+        return sglang_command(target, _mode(draft, folder, num_draft_tokens))
+
+    def command_by_load(
+        self, target: TargetSpec, draft: Draft, folder: Path, draft_tokens: Mapping[int, int]
+    ) -> str:
+        """Return the shell command that starts SGLang with a number of draft tokens for each load (V7)."""
+        return sglang_command_by_load(target, _mode(draft, folder, max(draft_tokens.values())), draft_tokens)
 
     def live_server_words(self, host: str, port: int) -> list[str]:
         """Return the flags of a server; the plugin in SGLang's process does the rest (V4)."""
@@ -73,3 +78,8 @@ class SglangServing(Serving):
     def counters(self, metrics: str) -> ServerCounters | None:
         """Return the counters of an SGLang server from its metrics; None for another program."""
         return sglang_counters(metrics)
+
+
+def _mode(draft: Draft, folder: Path, num_draft_tokens: int) -> SpeculativeMode:
+    method = draft.serving_methods["sglang"]
+    return SpeculativeMode(folder=folder, method=method, num_draft_tokens=num_draft_tokens, load=0)

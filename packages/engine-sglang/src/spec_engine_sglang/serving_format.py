@@ -8,6 +8,7 @@ and the source of each entry. A folder whose architecture is not listed here is 
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from spec_kit.drafting import (
 from spec_kit.hosting import probe_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from spec_core import Draft, TargetSpec
@@ -60,6 +61,8 @@ _TEXT_HEAD = "Qwen3_5ForCausalLM"
 _KNOWS_TEXT_HEADS = ">=0.5.17"
 _UNNAMED_MARKOV_BLOCK = "DSparkDraftModel"
 """SpecForge's name for ``Qwen3DSparkModel``. SGLang does not find the fields of such a folder."""
+_ADAPTIVE_METHODS = frozenset({"EAGLE3", "NEXTN"})
+"""Algorithms whose number of draft tokens SGLang can change with its load (0.5.16 to 0.5.23)."""
 _READS_SWITCHES = ">=0.5.23"
 """Versions that certainly read a draft's ``is_causal`` and ``norm_before_fc``; 0.5.16 does not."""
 
@@ -80,6 +83,22 @@ def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
         "speculative_num_draft_tokens": drafted + 1,
         **shorter,
     }
+
+
+def sglang_command_by_load(target: TargetSpec, mode: SpeculativeMode, draft_tokens: Mapping[int, int]) -> str:
+    """Return the shell command that writes SGLang's adaptive file beside the draft, and starts SGLang with it.
+
+    ``draft_tokens``: see ``spec_core.Serving.command_by_load``. Raise ConfigError for a draft with which SGLang has
+    one number of draft tokens only.
+    """
+    if mode.method not in _ADAPTIVE_METHODS:
+        raise ConfigError("SGLang adapts the number of draft tokens with Eagle3 and MTP alone")
+    file = f"{mode.folder}.adaptive.json"
+    # A list of one number leaves SGLang no choice within a load.
+    steps = {str(start): {"candidate_steps": [number]} for start, number in draft_tokens.items()}
+    write = shlex.join(["printf", "%s", json.dumps(steps)])
+    flags = shlex.join(["--speculative-adaptive", "--speculative-adaptive-config", file])
+    return f"{write} > {shlex.quote(file)} && {sglang_command(target, mode)} {flags}"
 
 
 def sglang_command(target: TargetSpec, mode: SpeculativeMode) -> str:

@@ -10,16 +10,19 @@ from spec_core.errors import ConfigError
 from spec_engine_vllm.server_counters import vllm_counters
 from spec_engine_vllm.serving_format import (
     check_vllm_folder,
+    has_confidence_head,
     problem_before_28,
     problem_on_cpu,
+    speculation_by_load,
     vllm_command,
     vllm_problem,
 )
-from spec_engine_vllm.versions import BEFORE, DISTRIBUTIONS, VERSIONS, is_cpu_build
+from spec_engine_vllm.versions import BEFORE, DISTRIBUTIONS, VERSIONS, is_cpu_build, verifies_adaptively
 from spec_engine_vllm.vllm_ranks import EXTENSION
 from spec_kit.hosting import SpeculativeMode, probe_version
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from spec_core import Draft, TargetSpec
@@ -50,10 +53,19 @@ class VllmServing(Serving):
 
     def command(self, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> str:
         """Return the shell command that serves the draft with the installed vLLM or its CPU build."""
-        mode = SpeculativeMode(
-            folder=folder, method=draft.serving_methods["vllm"], num_draft_tokens=num_draft_tokens, load=0
-        )
-        return vllm_command(target, mode, is_cpu_build=is_cpu_build())
+        return vllm_command(target, _mode(draft, folder, num_draft_tokens), is_cpu_build=is_cpu_build())
+
+    def command_by_load(
+        self, target: TargetSpec, draft: Draft, folder: Path, draft_tokens: Mapping[int, int]
+    ) -> str:
+        """Return the shell command with a number of draft tokens for each range of concurrent requests (V7).
+
+        A DSpark draft gets adaptive verification instead, if the installed vLLM has it.
+        """
+        mode = _mode(draft, folder, max(draft_tokens.values()))
+        adaptively = verifies_adaptively(has_confidence_head=has_confidence_head(folder))
+        by_load = speculation_by_load(mode, draft_tokens, verifies_adaptively=adaptively)
+        return vllm_command(target, mode, is_cpu_build=is_cpu_build(), by_load=by_load)
 
     def live_server_words(self, host: str, port: int) -> list[str]:
         """Return the flags of a vLLM server that takes pushed drafts and stores live requests (V4)."""
@@ -64,3 +76,8 @@ class VllmServing(Serving):
     def counters(self, metrics: str) -> ServerCounters | None:
         """Return the counters of a vLLM server from its metrics; None for another program."""
         return vllm_counters(metrics)
+
+
+def _mode(draft: Draft, folder: Path, num_draft_tokens: int) -> SpeculativeMode:
+    method = draft.serving_methods["vllm"]
+    return SpeculativeMode(folder=folder, method=method, num_draft_tokens=num_draft_tokens, load=0)

@@ -10,6 +10,7 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any, cast
 
+from spec_core.errors import ConfigError
 from spec_kit.drafting import (
     Flaw,
     ServedFolder,
@@ -20,7 +21,7 @@ from spec_kit.drafting import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from spec_core import Draft, TargetSpec
@@ -58,6 +59,8 @@ _SPECULATORS = "speculators_model_type"
 """Field of config.json in folders with the layout of the library ``speculators``."""
 
 
+_MOST_REQUESTS = 4096
+"""Number of concurrent requests that no server reaches; the last range of numbers of requests ends there."""
 _CPU_MEMORY = ("--kv-cache-memory-bytes", "4G")
 """Flags by which the CPU build allocates a fixed cache of keys and values."""
 
@@ -73,15 +76,48 @@ def speculative_config(mode: SpeculativeMode) -> dict[str, Any]:
     }
 
 
-def vllm_command(target: TargetSpec, mode: SpeculativeMode, *, is_cpu_build: bool = False) -> str:
+def speculation_by_load(
+    mode: SpeculativeMode, draft_tokens: Mapping[int, int], *, verifies_adaptively: bool
+) -> dict[str, Any]:
+    """Return the fields of ``speculative_config`` by which vLLM changes the number of draft tokens with its load.
+
+    ``draft_tokens``: see ``spec_core.Serving.command_by_load``. ``verifies_adaptively``: whether vLLM may choose how
+    many guesses of a DSpark block it verifies, from its own estimate of their acceptance and of the time.
+    Raise ConfigError for a draft that vLLM runs with one number only.
+    """
+    fields = read_config(mode.folder) or {}
+    if _guesses_in_one_pass(fields):
+        raise ConfigError("vLLM lays out the rounds of P-EAGLE for one number of draft tokens")
+    if verifies_adaptively and not architectures(fields).isdisjoint(_MARKOV_BLOCKS):
+        return {"enable_adaptive_verification": True}
+    starts = list(draft_tokens)
+    ends = [*(start - 1 for start in starts[1:]), max(_MOST_REQUESTS, starts[-1])]
+    ranges = [list(entry) for entry in zip(starts, ends, draft_tokens.values(), strict=True)]
+    return {"num_speculative_tokens_per_batch_size": ranges}
+
+
+def has_confidence_head(folder: Path) -> bool:
+    """Return whether the draft predicts the acceptance of its guesses."""
+    return (read_config(folder) or {}).get("enable_confidence_head") is True
+
+
+def vllm_command(
+    target: TargetSpec,
+    mode: SpeculativeMode,
+    *,
+    is_cpu_build: bool = False,
+    by_load: Mapping[str, Any] | None = None,
+) -> str:
     """Return the shell command of a server that speculates with the draft of ``mode``.
+
+    ``by_load``: further fields of the ``speculative_config`` (see ``speculation_by_load``).
 
     The CPU build gets another command, because its ``vllm`` command does not start and it has no CUDA graphs.
     By default it claims 92 % of the host's memory, and ends if other processes use more than the rest.
     """
     cpu = ["python", "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *_CPU_MEMORY, "--model"]
     start = cpu if is_cpu_build else ["vllm", "serve"]
-    drafting = ["--speculative-config", json.dumps(speculative_config(mode))]
+    drafting = ["--speculative-config", json.dumps(speculative_config(mode) | dict(by_load or {}))]
     return shlex.join([*start, str(target.folder), *drafting])
 
 

@@ -21,3 +21,13 @@ def is_before_28() -> bool:
     """Return whether the installed vLLM is older than 0.28, which reads some drafts differently."""
     found = installed_version(*DISTRIBUTIONS)
     return found is not None and not probe_version(">=0.28", *DISTRIBUTIONS).ok
+
+
+def verifies_adaptively(*, has_confidence_head: bool) -> bool:
+    """Return whether vLLM can choose how many guesses of a DSpark block it verifies.
+
+    It does so from 0.28 on with the draft's confidence head, and from 0.30 on also without. If no vLLM is installed,
+    it can.
+    """
+    found = installed_version(*DISTRIBUTIONS)
+    return found is None or probe_version(">=0.28" if has_confidence_head else ">=0.30", *DISTRIBUTIONS).ok

@@ -1,4 +1,4 @@
-"""ServingSuite tests the contract of spec_core.serving (V1–V6).
+"""ServingSuite tests the contract of spec_core.serving (V1–V7).
 
 ::
 
@@ -133,6 +133,30 @@ class ServingSuite(ConformanceSuite):
         with pytest.raises(UsageError, match=r"\A[^\n]+\Z"):
             serving.write(config, target, draft, draft_folder, output)
         assert output.exists() == bool(serving.formats)
+
+    @pytest.mark.parametrize("draft_tokens", [{1: 3, 4: 2, 9: 0}, {1: 0, 2: 1}])
+    def test_v7_a_command_by_load_is_one_line_or_refused_in_one(
+        self,
+        serving: Serving,
+        target: TargetSpec,
+        draft: Draft,
+        draft_folder: Path,
+        draft_tokens: dict[int, int],
+    ) -> None:
+        """V7: as V3, for a program that changes the number of draft tokens; others refuse in one line."""
+        before = _contents(draft_folder)
+        try:
+            answer, refused = serving.command_by_load(target, draft, draft_folder, draft_tokens), False
+        except ConfigError as error:
+            answer, refused = str(error), True
+        assert answer
+        assert "\n" not in answer
+        if not refused:
+            words = shlex.split(answer)
+            assert answer != serving.command(target, draft, draft_folder, max(draft_tokens.values()))
+            assert str(target.folder) in words
+            assert any(str(draft_folder) in word for word in words)
+        assert _contents(draft_folder) == before
 
 
 def _contents(folder: Path) -> dict[str, bytes]:

@@ -93,6 +93,7 @@ EVALUATION = {
     "acceptance_length_per_request": 2.4, "speedup": 1.5, "tokens_per_s": 900.0, "generated_tokens": 5000,
     "outputs_equal": True, "warnings": ["a pass took 0.20 s, too short for its speed to count"], "benchmarks": {},
     "acceptance_per_position": [0.8, 0.5], "throughput": [load(1), load(8)], "break_even_concurrency": 20.0,
+    "sweep": None,
 }  # fmt: skip
 
 

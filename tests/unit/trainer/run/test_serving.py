@@ -311,6 +311,7 @@ def test_an_evaluation_is_shown_as_tables():
         "inputs": {},
         "benchmarks": {},
         "throughput": [],
+        "sweep": None,
         "warnings": ["few tokens"],
         "outputs_equal": False,
         "outputs_differing_share": 0.25,

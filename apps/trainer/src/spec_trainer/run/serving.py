@@ -12,10 +12,10 @@ from spec_core.plugins import availability, find, load, load_each
 from spec_core.records import Availability
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from spec_core import Draft, TargetSpec
+    from spec_core import Draft, Serving, TargetSpec
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -91,7 +91,34 @@ def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_t
 
     An engine is included if its plugin is installed, even if the engine's program is not.
     """
-    commands: dict[str, str] = {}
+    answers = _commands(
+        target, draft, folder, lambda one: one.command(target, draft, folder, num_draft_tokens)
+    )
+    return {name: answer for name, answer in answers if isinstance(answer, str)}
+
+
+def commands_by_load(
+    target: TargetSpec, draft: Draft, folder: Path, draft_tokens: Mapping[int, int], serve: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return commands that change the number of draft tokens with the load, and why other engines do not.
+
+    ``draft_tokens``: see ``Serving.command_by_load``. ``serve``: engine -> the command with one number; other
+    engines are left out.
+    """
+    asked = _commands(
+        target, draft, folder, lambda one: one.command_by_load(target, draft, folder, draft_tokens)
+    )
+    answers = {name: answer for name, answer in asked if name in serve}
+    return (
+        {name: answer for name, answer in answers.items() if isinstance(answer, str)},
+        {name: str(answer) for name, answer in answers.items() if not isinstance(answer, str)},
+    )
+
+
+def _commands(
+    target: TargetSpec, draft: Draft, folder: Path, ask: Callable[[Serving], str]
+) -> Iterator[tuple[str, str | SpecError]]:
+    """Yield what each engine that accepts the folder answers, or the error by which it refuses."""
     for name, engine_type in load_each(Engine, draft.serving_methods):
         if isinstance(engine_type, PluginError) or engine_type.serving is None:
             continue
@@ -99,13 +126,13 @@ def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_t
         try:
             with foreign_errors(PluginError, failure):
                 engine_type.serving.check_export(target, draft, folder)
-                command = engine_type.serving.command(target, draft, folder, num_draft_tokens)
-                commands[name] = _of_type(command, str)
+                answer = _of_type(ask(engine_type.serving), str)
         except PluginError as error:
             log.warning("%s", error)
-        except SpecError:  # this engine cannot serve it
             continue
-    return commands
+        except SpecError as error:
+            answer = error
+        yield name, answer
 
 
 def closing_lines(figures: Mapping[str, Any]) -> Iterator[str]:

@@ -15,7 +15,9 @@ def request(**fields):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("num_draft_tokens", 0),
+        ("num_draft_tokens", "0"),
+        ("num_draft_tokens", "2,,3"),
+        ("num_draft_tokens", "2,3"),
         ("max_new_tokens", 0),
         ("temperature", -0.1),
         ("temperature", float("nan")),
@@ -46,6 +48,7 @@ def test_prompts_come_from_a_file_or_from_benchmarks():
         ({"draft": "eagle3", "prompts": None, "bench": "gsm8k"}, "--breakdown needs --prompts FILE"),
         ({"draft": "eagle3", "untrained": True}, "--untrained is not for --breakdown"),
         ({"draft": "eagle3", "report": Path("r")}, "--report is not for --breakdown"),
+        ({"draft": "eagle3", "num_draft_tokens": "1,2", "concurrency": "1"}, "--breakdown takes one number"),
         ({"draft": "eagle3", "breakdown": False}, "--draft='eagle3' is for --breakdown"),
         ({"server": "http://a:1", "target": ""}, "--breakdown is not for --server"),
     ],
@@ -55,6 +58,8 @@ def test_a_breakdown_is_of_one_draft_or_one_kind_of_draft(fields, problem):
         EvaluationRequest(**{"target": "t", "prompts": Path("p"), "breakdown": True} | fields)
 
 
-def test_concurrencies_are_a_list_without_repetitions():
-    assert request(concurrency="8, 1,32,8").concurrencies == (8, 1, 32)
-    assert request().concurrencies == ()
+def test_concurrencies_and_draft_tokens_are_lists_without_repetitions():
+    asked = request(concurrency="8, 1,32,8", num_draft_tokens="3,1, 3")
+    assert (asked.concurrencies, asked.draft_token_counts) == ((8, 1, 32), (3, 1))
+    assert (request().concurrencies, request().draft_token_counts) == ((), ())
+    assert request(num_draft_tokens="5").draft_token_counts == (5,)

@@ -13,12 +13,14 @@ from spec_trainer.measure.evaluation.inputs import figures_by_input
 from spec_trainer.measure.evaluation.measure import (
     ask_all,
     decode_once_with,
+    decode_sweep,
     decode_with_draft,
     decode_without_draft,
 )
 from spec_trainer.measure.evaluation.prepare import prepare
+from spec_trainer.measure.evaluation.sweep import draft_tokens_by_load
 from spec_trainer.run.draft_trainer import export_draft
-from spec_trainer.run.serving import serving_commands
+from spec_trainer.run.serving import commands_by_load, serving_commands
 from spec_trainer.training.wiring import create_engine
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
             if evaluation.asked is not None:
                 work = ask_all(engine, work, evaluation.asked)
             figures = measure(engine, request.draft_folder, work, untrained)
+    served = (evaluation.target, evaluation.draft, request.draft_folder)
+    serve, not_by_load = serving_commands(*served, figures["num_draft_tokens"]), {}
+    if len(by_load := draft_tokens_by_load(figures)) > 1:
+        commands, not_by_load = commands_by_load(*served, by_load, serve)
+        serve |= commands
     return {
         "target": str(evaluation.target.folder),
         "draft": str(request.draft_folder),
@@ -52,9 +59,8 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
         "prompts": len(work.prompts),
         "chat_template_kwargs": evaluation.chat.chat_template_kwargs,
         **figures,
-        "serve": serving_commands(
-            evaluation.target, evaluation.draft, request.draft_folder, work.num_draft_tokens
-        ),
+        "serve": serve,
+        "not_by_load": not_by_load,
     }
 
 
@@ -67,8 +73,12 @@ def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path |
     decode = None
     if any(number is not None for number in work.right):
         decode = Encoder(engine.target.folder, engine.target.vocab_size).decode
-    drafted = decode_with_draft(engine, draft_model, work)
-    figures = summarise(work, plain, drafted, decode)
+    swept = decode_sweep(engine, draft_model, work, plain)
+    if swept is not None:
+        work = work.with_draft_tokens(swept.best_fixed)
+    loads = None if swept is None else swept.drafted[swept.best_fixed]
+    drafted = decode_with_draft(engine, draft_model, work, loads)
+    figures = summarise(work, plain, drafted, decode, swept)
     before = None
     if untrained is not None:
         before = decode_once_with(engine, untrained, work, "an untrained draft")

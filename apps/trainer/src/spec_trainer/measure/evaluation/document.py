@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from spec_core.records import Generation
     from spec_trainer.measure.evaluation.measure import Passes
+    from spec_trainer.measure.evaluation.sweep import Sweep
     from spec_trainer.measure.evaluation.workload import Workload
     from spec_trainer.workers.passes import Pass
 
@@ -31,12 +32,18 @@ Decode = Callable[[Sequence[int]], str]
 """A function that returns the text of token ids."""
 
 
-def summarise(work: Workload, plain: Passes, drafted: Passes, decode: Decode | None = None) -> dict[str, Any]:
+def summarise(
+    work: Workload,
+    plain: Passes,
+    drafted: Passes,
+    decode: Decode | None = None,
+    sweep: Sweep | None = None,
+) -> dict[str, Any]:
     """Return the document with the figures of greedy and of sampled decoding, and a comparison of texts.
 
     The figures at its top level belong to ``work.sampling``. ``plain`` and ``drafted``: the passes without and with
     the draft. ``decode``: turns token ids into text; if it is given, answers to questions with a right number are
-    graded.
+    graded. ``sweep``: the passes with several numbers of draft tokens, if there were any.
     """
     greedy = _figures(work.greedy.temperature, plain.greedy, drafted.greedy)
     sampled = None
@@ -44,6 +51,8 @@ def summarise(work: Workload, plain: Passes, drafted: Passes, decode: Decode | N
         sampled = _figures(work.sampled.temperature, plain.sampled, drafted.sampled)
     temperature, both = work.sampling.temperature, (plain.own(work), drafted.own(work))
     warnings = list(invalid_figures(plain, drafted, "sampled" if temperature > 0 else "greedy"))
+    if sweep is not None:
+        warnings += sweep.warnings()
     for warning in warnings:
         log.warning("%s", warning)
     throughput = describe_loads(plain.loads, drafted.loads)
@@ -57,6 +66,7 @@ def summarise(work: Workload, plain: Passes, drafted: Passes, decode: Decode | N
         "sampled": sampled,
         "throughput": throughput,
         "break_even_concurrency": break_even(throughput),
+        "sweep": None if sweep is None else sweep.describe(),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.measure.evaluation.inputs import input_lines
+from spec_trainer.measure.evaluation.sweep import sweep_lines
 from spec_trainer.measure.evaluation.tables import benchmark_lines, break_even_sentence, load_lines
 from spec_trainer.report.html import figures, text
 from spec_trainer.report.page import origin, page, warnings
@@ -37,6 +38,7 @@ def evaluation_page(document: Document) -> str:
             lines_under("Benchmarks", benchmark_lines(document)),
             position_plot(document),
             load_plots(document),
+            sweep_plot(document),
         ],
     )
 
@@ -93,6 +95,24 @@ def load_plots(document: Document) -> str:
     if entries[0]["with_draft"]["time_to_first_token_ms"] is not None:
         parts.append(svg(lambda axes: _draw_latencies(axes, entries, sides), panels=2))
     return "".join(parts)
+
+
+def sweep_plot(document: Document) -> str:
+    """Return a table and a plot of the speed-up by concurrency for each number of draft tokens; empty without."""
+    if document["sweep"] is None:
+        return ""
+    loads = document["sweep"]["loads"]
+    sizes = [load["concurrency"] for load in loads]
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for rows in zip(*(load["numbers"] for load in loads), strict=True):
+            speedups = [row["speedup"] for row in rows]
+            axes[0].plot(sizes, speedups, "o-", ms=4, label=f"{rows[0]['num_draft_tokens']}")
+        axes[0].axhline(1, color="black", lw=0.8)
+        axes[0].set(title="speed-up by number of draft tokens", xlabel="answers at once", xscale="log")
+        axes[0].legend(frameon=False)
+
+    return lines_under("Draft tokens by load", sweep_lines(document)) + svg(draw, panels=1)
 
 
 def _draw_speeds(axes: Sequence[Axes], entries: Sequence[Document], sides: Sequence[str]) -> None:

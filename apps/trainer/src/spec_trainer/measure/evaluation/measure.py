@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spec_trainer.base.waiting import Waiting
+from spec_trainer.measure.evaluation.sweep import Sweep
 from spec_trainer.workers.passes import Pass, answer_prompts, cut_at_end_token, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from spec_core import Engine
@@ -32,7 +33,7 @@ class Passes:
 
     greedy: Pass
     sampled: Pass | None
-    loads: dict[int, Pass]
+    loads: Mapping[int, Pass]
     """Number of concurrent answers -> its timed pass, with the arrival times of tokens if the engine streams."""
 
     def own(self, work: Workload) -> Pass:
@@ -75,10 +76,32 @@ def decode_without_draft(engine: Engine, work: Workload) -> Passes:
     return replace(passes, greedy=replace(passes.greedy, answers=answers))
 
 
-def decode_with_draft(engine: Engine, draft_model: Path, work: Workload) -> Passes:
-    """Load the draft and decode the workload with it."""
+def decode_with_draft(
+    engine: Engine, draft_model: Path, work: Workload, loads: Mapping[int, Pass] | None = None
+) -> Passes:
+    """Load the draft and decode the workload with it.
+
+    ``loads``: concurrency -> its pass, if these were already decoded.
+    """
     engine.load_draft(draft_model)
-    return _decode_all(engine, work, f"with a draft (tokens of a round: {work.num_draft_tokens})")
+    return _decode_all(engine, work, _with_draft(work), loads)
+
+
+def decode_sweep(engine: Engine, draft_model: Path, work: Workload, plain: Passes) -> Sweep | None:
+    """Decode with each number of ``work.swept`` at each concurrency; None if there is one number only.
+
+    ``plain``: the passes without a draft. An engine that starts anew for another number starts once for each.
+    """
+    if not work.swept:
+        return None
+    engine.load_draft(draft_model)
+    each = (work.with_draft_tokens(number) for number in work.swept)
+    drafted = {one.num_draft_tokens: _decode_loads(engine, one, _with_draft(one)) for one in each}
+    return Sweep(plain=plain.loads, drafted=drafted)
+
+
+def _with_draft(work: Workload) -> str:
+    return f"with a draft (tokens of a round: {work.num_draft_tokens})"
 
 
 def decode_once_with(engine: Engine, draft_model: Path, work: Workload, what: str) -> Pass:
@@ -91,13 +114,14 @@ def decode_once_with(engine: Engine, draft_model: Path, work: Workload, what: st
     return _logged(name, lambda: decode(engine, work.prompts, work.timed, name))
 
 
-def _decode_all(engine: Engine, work: Workload, how: str) -> Passes:
+def _decode_all(engine: Engine, work: Workload, how: str, loads: Mapping[int, Pass] | None = None) -> Passes:
     what = f"decoding prompts ({len(work.prompts)})"
     greedy, sampled = _decode_once(engine, work, work.greedy, f"{what} greedily {how}"), None
     if (sampling := work.sampled) is not None:
         at = f"{what} at temperature {sampling.temperature:g} {how}"
         sampled = _decode_once(engine, work, sampling, at)
-    loads = {size: _decode_load(engine, work, size, how) for size in work.concurrency}
+    if loads is None:
+        loads = _decode_loads(engine, work, how)
     return Passes(greedy=greedy, sampled=sampled, loads=loads)
 
 
@@ -108,6 +132,10 @@ def _logged(what: str, decode_one: Callable[[], Pass]) -> Pass:
     tau = f", tau {done.counters.acceptance_length:.3f}" if done.counters.rounds else ""
     log.info("done %s: %s tokens, %.1f tokens/s%s", what, f"{done.num_tokens:,}", done.tokens_per_s, tau)
     return done
+
+
+def _decode_loads(engine: Engine, work: Workload, how: str) -> dict[int, Pass]:
+    return {size: _decode_load(engine, work, size, how) for size in work.concurrency}
 
 
 def _decode_load(engine: Engine, work: Workload, size: int, how: str) -> Pass:

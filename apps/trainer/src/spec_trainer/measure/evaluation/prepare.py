@@ -60,13 +60,13 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
 
     options = read_engine_options(request.engine, request.backend, words)
     target = read_target(resolve_target(request.target))
-    draft, num_draft_tokens = check_draft(request.draft_folder, target, request.num_draft_tokens)
+    counts = request.draft_token_counts
+    draft, num_draft_tokens = check_draft(request.draft_folder, target, max(counts, default=None))
     check_finite(request.draft_folder)
     if warning := position_warning(draft, target):
         log.warning("%s", warning)
-    options.engine_type.check_draft(
-        options.config.engine, target, draft, request.draft_folder, num_draft_tokens
-    )
+    for count in counts or (num_draft_tokens,):
+        options.engine_type.check_draft(options.config.engine, target, draft, request.draft_folder, count)
     sampling = SamplingParams(
         max_new_tokens=request.max_new_tokens,
         temperature=request.temperature or 0.0,
@@ -86,6 +86,7 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
         sampling=sampling,
         other_temperature=_OTHER_TEMPERATURE if request.temperature is None else None,
         concurrency=request.concurrencies,
+        swept=counts if len(counts) > 1 else (),
     )
     return Evaluation(
         request=request, options=options, target=target, draft=draft, chat=chat, work=work, asked=asked

@@ -41,9 +41,10 @@ class EvaluationRequest:
     """Engine that runs the target."""
     backend: str = "cpu"
     """Hardware; a backend plugin."""
-    num_draft_tokens: int | None = None
+    num_draft_tokens: str = ""
     """Number of tokens that the draft proposes per round. By default a whole block for a block draft; for a chain 4,
-    or the number of tokens that the draft was trained to guess ahead if that is less."""
+    or the number of tokens that the draft was trained to guess ahead if that is less. Several numbers, such as
+    1,2,3,5,7, are compared at each concurrency; the other figures belong to the best of them."""
     max_new_tokens: int = 128
     """Largest number of new tokens of each answer."""
     temperature: float | None = None
@@ -70,7 +71,6 @@ class EvaluationRequest:
         """Raise ConfigError for a value out of its range, and for options that exclude each other."""
         self._check_measured()
         for name, least in (
-            ("num_draft_tokens", 1),
             ("max_new_tokens", 1),
             ("temperature", 0),
             ("timeout_s", 0.1),
@@ -86,11 +86,17 @@ class EvaluationRequest:
             )
         if self.bench_data is not None and not self.bench:
             raise ConfigError(f"--bench-data={self.bench_data} is for --bench")
-        words = [word.strip() for word in self.concurrency.split(",")] if self.concurrency else []
-        if not all(word.isdecimal() and len(word) < 6 and int(word) > 0 for word in words):
+        _check_numbers("--concurrency", self.concurrency, "1,8,32")
+        _check_numbers("--num-draft-tokens", self.num_draft_tokens, "3 or 1,2,3,5")
+        if len(self.draft_token_counts) > 1 and (self.breakdown or not self.concurrency):
+            needs = (
+                "--breakdown takes one number"
+                if self.breakdown
+                else "give also --concurrency, such as 1,8,32"
+            )
             raise ConfigError(
-                f"--concurrency={shortened(self.concurrency, 200)}: expected positive integers below 100000, such as "
-                "1,8,32"
+                f"--num-draft-tokens={shortened(self.num_draft_tokens, 200)}: several numbers are compared at each "
+                f"concurrency; {needs}"
             )
         if self.server and max(self.concurrencies, default=1) > _MOST_REQUESTS:
             raise ConfigError(
@@ -140,4 +146,22 @@ class EvaluationRequest:
     @property
     def concurrencies(self) -> tuple[int, ...]:
         """The numbers in ``concurrency``, without duplicates."""
-        return tuple(dict.fromkeys(map(int, self.concurrency.split(",")))) if self.concurrency else ()
+        return _numbers(self.concurrency)
+
+    @property
+    def draft_token_counts(self) -> tuple[int, ...]:
+        """The numbers in ``num_draft_tokens``, without duplicates; empty for the draft's default."""
+        return _numbers(self.num_draft_tokens)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(map(int, text.split(",")))) if text else ()
+
+
+def _check_numbers(option: str, text: str, example: str) -> None:
+    """Raise ConfigError unless ``text`` is empty or has positive integers between commas."""
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(word.isdecimal() and len(word) < 6 and int(word) > 0 for word in words):
+        raise ConfigError(
+            f"{option}={shortened(text, 200)}: expected positive integers below 100000, such as {example}"
+        )

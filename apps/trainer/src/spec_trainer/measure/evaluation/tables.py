@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.measure.evaluation.inputs import input_lines
+from spec_trainer.measure.evaluation.sweep import sweep_lines
 from spec_trainer.run.serving import closing_lines
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ def evaluation_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that are printed for a document of ``evaluate``."""
     yield from setting_lines(document)
     yield f"prompts: {document['prompts']:,}, draft tokens: {document['num_draft_tokens']}"
-    for lines in (_way_lines, input_lines, benchmark_lines, load_lines):
+    for lines in (_way_lines, input_lines, benchmark_lines, load_lines, sweep_lines):
         if table := list(lines(document)):
             yield from ("", *table)
     yield from ("", _comparison(document))

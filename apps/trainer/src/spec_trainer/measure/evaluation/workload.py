@@ -29,6 +29,8 @@ class Workload:
     other_temperature: float | None = None
     """Temperature that is measured as well if ``sampling`` is greedy."""
     concurrency: tuple[int, ...] = ()
+    swept: tuple[int, ...] = ()
+    """Numbers of draft tokens that are compared at each ``concurrency``; empty if there is only one."""
 
     @property
     def timed(self) -> SamplingParams:
@@ -51,9 +53,13 @@ class Workload:
         """Tokens that the draft proposes per round."""
         return self.sampling.num_draft_tokens
 
+    def with_draft_tokens(self, number: int) -> Workload:
+        """Return a copy of the workload with ``number`` draft tokens per round; 0: decoding without a draft."""
+        return replace(self, sampling=replace(self.sampling, num_draft_tokens=number))
+
     def without_draft(self) -> Workload:
         """Return a copy of the workload whose options let the engine decode without a draft."""
-        return replace(self, sampling=replace(self.sampling, num_draft_tokens=0))
+        return self.with_draft_tokens(0)
 
     def by_benchmark(self) -> dict[str, Prompts]:
         """Return benchmark -> its prompts, in their order in ``prompts``."""
