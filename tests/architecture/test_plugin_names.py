@@ -38,8 +38,6 @@ ALLOWED = {
     (f"{APPLICATION}/measure/regeneration/request.py", "cpu"),
     (f"{APPLICATION}/measure/regeneration/request.py", "hf"),
     (f"{APPLICATION}/cli/app.py", "cpu"),
-    (f"{APPLICATION}/cli/app.py", "eagle3"),
-    (f"{APPLICATION}/cli/app.py", "hf"),
     (f"{APPLICATION}/cli/quickstart/run.py", "cpu"),
     (f"{APPLICATION}/cli/quickstart/tiny_target.py", "muon"),
     # What the suites compute on, and draw by default.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Self
 
@@ -26,11 +27,18 @@ class StopRequest(AbstractContextManager["StopRequest"]):
         """Create the object only; ``__enter__`` installs the signal handlers."""
         self.requested = False
         self._callback: Callable[[], None] | None = None
+        self._timer: threading.Timer | None = None
         self._previous: dict[signal.Signals, object] = {}
 
     def on_request(self, callback: Callable[[], None]) -> None:
         """Set a function that the signal handler calls when a stop is requested."""
         self._callback = callback
+
+    def request_after(self, seconds: float) -> None:
+        """Request a stop after ``seconds``, unless the ``with`` block has ended by then."""
+        self._timer = threading.Timer(max(0.0, seconds), self._stop)
+        self._timer.daemon = True
+        self._timer.start()
 
     def __enter__(self) -> Self:
         """Install the handlers."""
@@ -42,6 +50,8 @@ class StopRequest(AbstractContextManager["StopRequest"]):
 
     def __exit__(self, *exc: object) -> None:
         """Restore the previous handlers."""
+        if self._timer is not None:
+            self._timer.cancel()
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -51,6 +61,9 @@ class StopRequest(AbstractContextManager["StopRequest"]):
         if not self.requested:
             with suppress(OSError):  # a handler may not log: it may have interrupted the logger
                 os.write(2, _NOTICE)
+        self._stop()
+
+    def _stop(self) -> None:
         self.requested = True
         if self._callback is not None:
             self._callback()

@@ -6,7 +6,7 @@ import json
 import sys
 from contextlib import redirect_stdout
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
@@ -15,7 +15,6 @@ from cyclopts.validators import Number
 from spec_core.errors import ConfigError
 from spec_processes import (
     collect_rarely,
-    hide_broken_extensions,
     leave_out_working_directory,
     let_waiting_threads_sleep,
     restart_where_torch_would_fail,
@@ -39,6 +38,7 @@ from spec_trainer.cli.exit_codes import exit_code_of
 from spec_trainer.cli.last_resort import unforeseen_errors
 from spec_trainer.cli.leak_reports import drop_leak_reports
 from spec_trainer.cli.log_flags import Json, LogFlags
+from spec_trainer.cli.quickstart_command import quickstart
 from spec_trainer.cli.run_flags import RunFlags
 from spec_trainer.cli.server_commands import follow, push, serving
 from spec_trainer.cli.surroundings import (
@@ -272,42 +272,7 @@ def evaluate(
         write_named_file(request.report, evaluated_page(document))
 
 
-@app.command
-def quickstart(
-    *,
-    draft: str = "eagle3",
-    engine: str = "hf",
-    backend: str = "cpu",
-    output: Path = Path("runs/quickstart"),
-    seed: Annotated[int, Parameter(validator=Number(gte=0, lt=2**63))] = 0,
-    as_json: Json = False,
-    logs: LogFlags = _LOGS,
-) -> None:
-    """Train a tiny target and a draft for it on this machine, measure the speed-up, and write a report.
-
-    Parameters
-    ----------
-    draft
-        Drafting algorithm.
-    engine
-        Engine that runs the target.
-    backend
-        Hardware; a backend plugin.
-    output
-        Run directory.
-    seed
-        Seed of the draft's initial weights and data order; other seeds show how far results differ by chance.
-    """
-    hide_broken_extensions()
-    from spec_trainer.cli.quickstart.run import QuickstartSize, highlights, run_quickstart
-    from spec_trainer.run.serving import closing_lines
-
-    summary = run_quickstart(draft, engine, output, QuickstartSize(seed=seed), backend)
-    print_document(summary if as_json else highlights(summary, output), as_json)
-    if not as_json:
-        print_text("\n".join(closing_lines(summary)))
-
-
+app.command(quickstart)
 app.command(push)
 app.command(serving)
 app.command(follow)

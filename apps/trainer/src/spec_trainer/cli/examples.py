@@ -35,7 +35,7 @@ EXAMPLES = {
         f"{_RUN} --server http://a:8000 --server http://b:8000 --output runs/follow --requests 10000",
     ),
     "serving": ("--of http://127.0.0.1:8000", "--of http://a:8000 --of http://b:8000 --json"),
-    "quickstart": ("", "--seed 1 --output runs/seed-1"),
+    "quickstart": ("--target path/to/target --budget 20m", "--seed 1 --output runs/seed-1"),
 }
 """Command -> arguments after ``spec-trainer COMMAND`` in its examples."""
 

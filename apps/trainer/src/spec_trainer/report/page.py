@@ -61,6 +61,11 @@ _EVALUATION_ROWS = {
 
 def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]) -> None:
     """Render metrics.jsonl, the summary and the configuration of a run as ``report.html``."""
+    write_atomically(directory.report, report_page(directory, title, summary))
+
+
+def report_page(directory: RunDirectory, title: str, summary: Mapping[str, Any]) -> str:
+    """Return the page of ``write_report``."""
     records = read_metrics(directory.metrics)
     parts = [
         f"<h1>{text(title)}</h1>",
@@ -85,7 +90,7 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         _time(summary),
         _configuration(directory, summary),
     ]
-    write_atomically(directory.report, page(title, parts))
+    return page(title, parts)
 
 
 def page(title: str, parts: Sequence[str]) -> str:

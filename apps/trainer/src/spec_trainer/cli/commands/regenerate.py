@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from spec_core import Engine, TargetSpec
+    from spec_trainer.base.time_limit import TimeLimit
     from spec_trainer.configuration.engine_options import EngineOptions
     from spec_trainer.data.row_files import DataRow
     from spec_trainer.data.tokens import Encoder
@@ -115,10 +116,13 @@ class Regeneration:
         }
 
 
-def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
+def regenerate_answers(
+    request: RegenerationRequest, words: Sequence[str] = (), limit: TimeLimit | None = None
+) -> dict[str, Any]:
     """Answer every row of the data, and return the document of ``regenerate --json``.
 
-    ``words``: arguments of the form ``section.key=value``.
+    ``words``: arguments of the form ``section.key=value``. ``limit``: the answers that are under way then are
+    dropped; the output, whose rows are in the order in which they were answered, can be continued.
     """
     work = prepare_regeneration(request, words)
     about = {"target": str(work.target.folder), "data": request.data}
@@ -127,8 +131,11 @@ def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) 
             log.info("%s holds the answers to %d of %d rows", file.path, len(file.rows), work.num_rows)
         figures = {"generated_tokens": 0}
         if not file.complete and work.num_left(file.rows):
-            figures = _answer_rest(work, file, stop)
-        counts = file.seal(drop_cut=request.drop_cut)
+            figures = _answer_rest(work, file, stop, limit)
+        if len(file.rows) < work.num_rows - len(work.left_out):
+            counts = {"rows_written": len(file.rows)}
+        else:
+            counts = file.seal(drop_cut=request.drop_cut)
     return {"output": str(request.output), "rows": work.num_rows, **counts, **figures}
 
 
@@ -190,8 +197,10 @@ def _bytes_of(source: DataRow) -> bytes:
         return json.dumps(source.content, sort_keys=True, default=str).encode()
 
 
-def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dict[str, Any]:
-    """Answer all rows that the output file lacks; return figures for the document.
+def _answer_rest(
+    work: Regeneration, file: AnswerFile, stop: StopRequest, limit: TimeLimit | None
+) -> dict[str, Any]:
+    """Answer all rows that the output file lacks, or those that ``limit`` allows; return figures for the document.
 
     A row is written when its last turn is answered. So an interruption loses the rows in progress.
     """
@@ -209,6 +218,8 @@ def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dic
                 num_left -= 1
                 rate = num_tokens / (time.monotonic() - started)
                 progress.show({"step": total - num_left, "tokens_per_s": rate})
+            if limit is not None and limit.is_over:
+                break
             if stop.requested and num_left:
                 raise Interrupted(f"interrupted; rows left: {num_left}; the same command goes on there")
         seconds = time.monotonic() - started

@@ -24,16 +24,22 @@ from spec_trainer.workers.worker_driver import worker_driver
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spec_trainer.base.time_limit import TimeLimit
     from spec_trainer.run.spec import RunSpec
     from spec_trainer.workers.run_driver import RunDriver
 
 log = logging.getLogger(__name__)
 
 
-def run_training(spec: RunSpec) -> dict[str, Any]:
-    """Train the draft, export it, and return the summary; resume if the run directory has checkpoints."""
+def run_training(spec: RunSpec, limit: TimeLimit | None = None) -> dict[str, Any]:
+    """Train the draft, export it, and return the summary; resume if the run directory has checkpoints.
+
+    ``limit``: raise Interrupted after the step that is under way then, as when a user stops the command.
+    """
     check_servers(spec)
     with spec.directory.locked(), StopRequest() as stop:
+        if limit is not None:
+            stop.request_after(limit.left_s)
         # train.resume_from holds for this command alone: the run directory's own configuration says "latest".
         spec.directory.open(spec.identity, spec.resuming("latest").config)
         keep_run_data(spec.source, spec.directory.root)

@@ -85,10 +85,11 @@ def breakdown_lines(document: Mapping[str, Any]) -> Iterator[str]:
                 f"{row['acceptance_length']:.2f}",
             )
             yield "".join(f"{cell:>16}" for cell in cells)
-        yield _verdict(part["rounds"])
+        yield verdict(part["rounds"])
 
 
-def _verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
+def verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """Return whether a draft can pay, and from which acceptance length, by the ``rounds`` of ``break_down``."""
     able = [row for row in rounds if row["break_even"] < row["num_draft_tokens"] + 1]
     if not able:
         return "no draft of this kind can pay here: a round takes longer than all tokens that it could yield"

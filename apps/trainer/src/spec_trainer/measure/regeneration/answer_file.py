@@ -73,6 +73,7 @@ class AnswerFile(Resource):
         """Append an answer, which survives if this process is killed; ``row`` is its last key."""
         self._file.write(json.dumps(row, default=str).encode() + b"\n")
         self._file.flush()
+        self.rows.add(row["row"])
         if time.monotonic() - self._synced_s >= _SYNC_EVERY_S:
             os.fsync(self._file.fileno())
             self._synced_s = time.monotonic()

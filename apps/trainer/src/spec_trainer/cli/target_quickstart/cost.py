@@ -1,0 +1,74 @@
+"""Measure before the training what a token and a round with a draft cost here (``evaluate --breakdown``)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from spec_core.records import SamplingParams
+from spec_trainer.base.waiting import Waiting
+from spec_trainer.cli.commands.evaluate import export_untrained
+from spec_trainer.cli.engine_output import engine_output_kept
+from spec_trainer.cli.target_quickstart.recipe import draft_options
+from spec_trainer.data.prompts import load_prompts
+from spec_trainer.measure.evaluation.breakdown import break_down, verdict
+from spec_trainer.measure.evaluation.workload import Workload
+from spec_trainer.training.wiring import create_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from spec_core import Draft, Engine
+    from spec_trainer.base.time_limit import TimeLimit
+    from spec_trainer.cli.target_quickstart.work import Work
+    from spec_trainer.measure.evaluation.workload import Prompts
+
+log = logging.getLogger(__name__)
+
+_PROMPTS = 2
+_FEWEST_TOKENS, _MOST_TOKENS = 8, 64
+"""Limits on the tokens of each answer: fewer measure mostly chance."""
+_PASSES = 12
+"""The passes of a breakdown in units of decoding without a draft: this, and three numbers of guesses with a draft and
+with guesses that take no time."""
+_TRIAL_TOKENS = 4
+_SAFETY = 0.7
+
+
+def measure_cost(work: Work, budget_s: float, limit: TimeLimit) -> dict[str, Any]:
+    """Return ``break_down``'s figures for one answer at a time, and its ``verdict``."""
+    options = draft_options(work.draft_type, work.target, work.machine, budget_s)
+    draft = work.draft_type(work.draft_type.Config(name=work.request.draft, **options))
+    prompts = load_prompts(
+        work.folder.held_out, work.target.folder, work.target.vocab_size, work.target.max_positions
+    )[:_PROMPTS]
+    with TemporaryDirectory() as scratch:
+        export_untrained(draft, work.target, Path(scratch) / "untrained")
+        with engine_output_kept(work.options.engine_type), create_engine(work.options, work.target) as engine:
+            workload = Workload(prompts=prompts, sampling=_sampling(engine, prompts, draft, limit))
+            (measured,) = break_down(engine, Path(scratch) / "untrained", workload)
+    return {**measured, "verdict": verdict(measured["rounds"])}
+
+
+def can_pay(cost: Mapping[str, Any]) -> bool:
+    """Return whether some number of guesses is worth its round if the target accepts all of them."""
+    return any(row["break_even"] < row["num_draft_tokens"] + 1 for row in cost["rounds"])
+
+
+def _sampling(engine: Engine, prompts: Prompts, draft: Draft, limit: TimeLimit) -> SamplingParams:
+    """Return options of decoding with which the whole breakdown takes the time that is left."""
+    trial = SamplingParams(max_new_tokens=_TRIAL_TOKENS, stop_at_eos=False)
+    with Waiting("timing the target"):
+        engine.generate(prompts[:1], trial)
+        start = time.perf_counter()
+        engine.generate(prompts[:1], trial)
+        token_s = (time.perf_counter() - start) / _TRIAL_TOKENS
+    fitting = int(_SAFETY * max(0.0, limit.left_s) / (len(prompts) * token_s * _PASSES))
+    return SamplingParams(
+        max_new_tokens=min(max(fitting, _FEWEST_TOKENS), _MOST_TOKENS),
+        num_draft_tokens=draft.default_draft_tokens,
+        stop_at_eos=False,
+    )

@@ -1,0 +1,55 @@
+"""Measure the draft of a round on held-out prompts, as ``evaluate`` does, and how many guesses serve best."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.cli.commands.evaluate import evaluate_draft
+from spec_trainer.cli.target_quickstart.folder import read_all, read_document
+from spec_trainer.measure.evaluation.request import EvaluationRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from spec_trainer.base.time_limit import TimeLimit
+    from spec_trainer.cli.target_quickstart.folder import Round
+    from spec_trainer.cli.target_quickstart.work import Work
+
+_FEWEST_TOKENS, _MOST_TOKENS = 8, 128
+_BATCHED = 6
+"""The passes over all prompts at once, greedy and sampled, in units of one answer alone."""
+_SAFETY = 0.6
+
+
+def measure_draft(work: Work, one: Round, limit: TimeLimit) -> dict[str, Any]:
+    """Return the document of ``evaluate --json``, with the speed at one answer at a time."""
+    cost, num_prompts = read_document(work.folder.cost), len(read_all(work.folder.held_out))
+    # A token without a draft, and a round with it: the draft's guesses may all be wrong.
+    alone_s = (cost["token_ms"] + max(row["round_ms"] for row in cost["rounds"])) / 1000
+    fitting = int(_SAFETY * max(0.0, limit.left_s) / ((num_prompts + _BATCHED) * alone_s))
+    request = EvaluationRequest(
+        target=str(work.target.folder),
+        draft_model=one.draft,
+        prompts=work.folder.held_out,
+        engine=work.request.engine,
+        backend=work.machine.backend,
+        max_new_tokens=min(max(fitting, _FEWEST_TOKENS), _MOST_TOKENS),
+        concurrency="1",
+        seed=work.request.seed,
+    )
+    return evaluate_draft(request, work.engine_words)
+
+
+def expected_speedups(cost: Mapping[str, Any], acceptance_per_position: Sequence[float]) -> dict[int, float]:
+    """Return number of guesses -> expected speed-up of one answer at a time.
+
+    A round with k guesses yields 1 + the accepted ones among the first k, and takes ``break_even`` tokens' time. Only
+    chance can make that less than one token's.
+    """
+    yields = list(accumulate(acceptance_per_position, initial=1.0))
+    return {
+        row["num_draft_tokens"]: yields[row["num_draft_tokens"]] / max(1.0, row["break_even"])
+        for row in cost["rounds"]
+        if row["num_draft_tokens"] < len(yields)
+    }

@@ -1,0 +1,147 @@
+"""``spec-trainer quickstart --target``: from a target to a measured draft, within a budget of time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import RunError
+from spec_trainer.base.disk import write_atomically
+from spec_trainer.base.time_limit import TimeLimit
+from spec_trainer.cli.target_quickstart.answers import answer_round, unanswered
+from spec_trainer.cli.target_quickstart.budget import (
+    ANSWERS,
+    COST,
+    FIGURES,
+    PROMPTS,
+    REPORT,
+    SHARES,
+    TRAINING,
+    time_for,
+)
+from spec_trainer.cli.target_quickstart.cost import can_pay, measure_cost
+from spec_trainer.cli.target_quickstart.figures import measure_draft
+from spec_trainer.cli.target_quickstart.folder import read_all, read_document, write_document, write_rows
+from spec_trainer.cli.target_quickstart.outcome import outcome
+from spec_trainer.cli.target_quickstart.prompts import rows_of_data, sample_questions, words_of
+from spec_trainer.cli.target_quickstart.recipe import answers_per_s
+from spec_trainer.cli.target_quickstart.training import resolved_run, train_draft
+from spec_trainer.cli.target_quickstart.work import check_request
+from spec_trainer.report.page import report_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from spec_trainer.cli.target_quickstart.folder import Round
+    from spec_trainer.cli.target_quickstart.request import TargetQuickstart
+    from spec_trainer.cli.target_quickstart.work import Work
+
+log = logging.getLogger(__name__)
+
+_HELD_OUT_EVERY_S = 60.0
+_FEWEST_HELD_OUT, _MOST_HELD_OUT = 4, 32
+_HELD_OUT_SHARE = 0.25
+"""Largest share of the first round's prompts that is held out."""
+_TITLES = {
+    PROMPTS: "collecting prompts",
+    COST: "measuring what a draft costs here",
+    ANSWERS: "answering the prompts with the target",
+    TRAINING: "training the draft",
+    FIGURES: "measuring the draft on held-out prompts",
+    REPORT: "writing the report",
+}
+
+
+def run_target_quickstart(request: TargetQuickstart) -> dict[str, Any]:
+    """Train a draft within the budget, measure it, write the report, and return the summary.
+
+    A call goes on where another one with the same output has ended; with a larger budget it adds a round.
+    """
+    work = check_request(request)
+    folder = work.folder
+    with folder.locked():
+        folder.check(work.settings)
+        folder.open(work.settings)
+        log.info("%s", _description(work))
+        while (one := folder.next_round(request.budget_s, REPORT)) is not None:
+            _complete(work, one)
+        return read_document(folder.summary)
+
+
+def _complete(work: Work, one: Round) -> None:
+    """Go through the stages of a round that have not ended."""
+    earlier = work.folder.rounds[:-1]
+    stages: Mapping[str, Callable[[TimeLimit], object]] = {
+        PROMPTS: lambda limit: _collect_prompts(work, one, earlier, limit),
+        COST: lambda limit: _measure_cost(work, one, limit),
+        ANSWERS: lambda limit: answer_round(work, one, earlier, limit),
+        TRAINING: lambda limit: train_draft(work, one, earlier, limit),
+        FIGURES: lambda limit: write_document(one.figures, measure_draft(work, one, limit)),
+        REPORT: lambda _: _write_report(work, one),
+    }
+    assert list(stages) == list(SHARES), "the stages have shares of the time"
+    for stage, perform in stages.items():
+        spent = one.spent
+        if stage in spent:
+            continue
+        seconds, start = time_for(stage, one.budget_s, spent), time.monotonic()
+        log.info("%s: %s, %.0f s", one.root.name, _TITLES[stage], seconds)
+        perform(TimeLimit(seconds))
+        one.end_stage(stage, time.monotonic() - start)
+
+
+def _collect_prompts(work: Work, one: Round, earlier: Sequence[Round], limit: TimeLimit) -> None:
+    """Write the prompts of a round; in the first round hold some of them out."""
+    left = unanswered(earlier[-1]) if earlier else []
+    position = read_document(earlier[-1].prompt_counts)["position"] if earlier else 0
+    wanted = int(one.budget_s * answers_per_s(work.machine)) - len(left)
+    if work.request.data is not None:
+        rows, counts = rows_of_data(work, position, max(0, wanted))
+    else:
+        asked = [
+            *read_all(work.folder.held_out),
+            *(row for past in earlier for row in read_all(past.prompts)),
+        ]
+        known = {words_of(row["messages"][0]["content"]) for row in asked} if earlier else set[str]()
+        rows, counts = sample_questions(work, known, position, max(0, wanted), limit)
+    if not earlier:
+        held_out = min(
+            max(int(one.budget_s / _HELD_OUT_EVERY_S), _FEWEST_HELD_OUT),
+            _MOST_HELD_OUT,
+            int(len(rows) * _HELD_OUT_SHARE),
+        )
+        if held_out < 1:
+            raise RunError(
+                f"only {len(rows)} usable prompts of {counts.taken}; give a larger --budget, or other --data"
+            )
+        write_rows(work.folder.held_out, rows[:held_out])
+        rows = rows[held_out:]
+    write_document(one.prompt_counts, {**counts.as_document(), "prompts": len(rows)})
+    write_rows(one.prompts, [*left, *rows])
+
+
+def _measure_cost(work: Work, one: Round, limit: TimeLimit) -> None:
+    """Measure once what a draft costs on this machine, and warn if none can pay."""
+    if not work.folder.cost.exists():
+        write_document(work.folder.cost, measure_cost(work, one.budget_s, limit))
+    cost = read_document(work.folder.cost)
+    log.log(logging.INFO if can_pay(cost) else logging.WARNING, "one answer at a time: %s", cost["verdict"])
+
+
+def _write_report(work: Work, one: Round) -> None:
+    run, summary = resolved_run(work, one), outcome(work, one)
+    write_document(work.folder.summary, summary)
+    title = f"A draft for {work.target.folder.resolve().name}"
+    write_atomically(work.folder.report, report_page(run.directory, title, summary))
+
+
+def _description(work: Work) -> str:
+    target, machine = work.target, work.machine
+    dtype = "bfloat16" if machine.has_bfloat16 else "float32"
+    return (
+        f"target: {target.model_type}, {target.num_layers} layers of width {target.hidden_size}, vocabulary "
+        f"{target.vocab_size:,}; machine: {machine.backend}, {len(os.sched_getaffinity(0))} cores, {dtype}; draft: "
+        f"{work.request.draft}, engine: {work.request.engine}; all files are in {work.folder.root}"
+    )

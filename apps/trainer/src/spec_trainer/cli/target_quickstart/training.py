@@ -1,0 +1,127 @@
+"""Train the draft of a round: time some steps, then make as many as the time allows.
+
+It is one run throughout. Its first steps are as those of a longer run, because only the decay of the learning rate
+depends on the number of steps, and a run may be resumed with another one.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.base.stop_request import Interrupted
+from spec_trainer.base.time_limit import TimeLimit
+from spec_trainer.cli.commands.train import run_training
+from spec_trainer.cli.target_quickstart.folder import read_all, read_document, write_document
+from spec_trainer.cli.target_quickstart.recipe import draft_options, training_words
+from spec_trainer.plan.resolve import resolve
+from spec_trainer.run.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spec_trainer.cli.target_quickstart.folder import Round
+    from spec_trainer.cli.target_quickstart.work import Work
+    from spec_trainer.run.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+_TIMED_SHARE = 0.25
+"""Share of the time after which the steps so far say how many more there can be."""
+_UNKNOWN_STEPS = 100_000
+"""Number of steps of the run before its pace is known."""
+_SAFETY = 0.9
+"""Share of the time that is planned, because others may use the machine, too."""
+_SAVE_EVERY_S = 60.0
+
+
+def train_draft(work: Work, one: Round, earlier: Sequence[Round], limit: TimeLimit) -> None:
+    """Train the draft of a round; go on with its run if it was begun."""
+    if not one.recipe.exists():
+        write_document(one.recipe, _recipe(work, one, earlier))
+    if "steps" not in read_document(one.recipe):
+        _time_steps(work, one, limit)
+    try:
+        run_training(resolved_run(work, one), TimeLimit(limit.left_s - _around_s(one)))
+    except Interrupted:
+        if limit.left_s > _around_s(one):  # the user has stopped it
+            raise
+        _note_pace(one, _done_steps(one) + 1)
+        run_training(resolved_run(work, one))
+
+
+def resolved_run(work: Work, one: Round) -> RunSpec:
+    """Return the run of a round, as far as its number of steps is known."""
+    recipe = read_document(one.recipe)
+    flags: dict[str, Any] = {
+        "target": str(work.target.folder),
+        "data.path": str(one.training),
+        "backend.name": work.machine.backend,
+        "draft.name": work.request.draft,
+        "engine.name": work.request.engine,
+        "output": str(one.run),
+        "seed": work.request.seed,
+        "train.steps": recipe.get("steps", _UNKNOWN_STEPS),
+        "train.save_every": recipe.get("save_every", 1),
+    }
+    return resolve(None, flags, recipe["words"])
+
+
+def _recipe(work: Work, one: Round, earlier: Sequence[Round]) -> dict[str, Any]:
+    num_tokens = sum(len(row["input_ids"]) for row in read_all(one.training))
+    options = draft_options(work.draft_type, work.target, work.machine, one.budget_s)
+    if earlier:  # an option that is left out is the earlier draft's
+        options.pop("vocab_size", None)
+    words = [
+        *(f"draft.{key}={value}" for key, value in options.items()),
+        *([f"draft.init_from={earlier[-1].draft}"] if earlier else ()),
+        *training_words(work.target, work.machine, num_tokens, one.budget_s),
+        *work.engine_words,
+        f"data.max_length={work.lengths.both}",
+    ]
+    return {"words": words, "training_tokens": num_tokens}
+
+
+def _time_steps(work: Work, one: Round, limit: TimeLimit) -> None:
+    """Train for a share of the time, and write down how many steps the rest allows."""
+    log.info("timing training steps for %.0f s", _TIMED_SHARE * limit.left_s)
+    begin_s, timed = limit.left_s, TimeLimit(_TIMED_SHARE * limit.left_s)
+    try:
+        run_training(resolved_run(work, one), timed)
+    except Interrupted:
+        if not timed.is_over:  # the user has stopped it
+            raise
+    step_s = _step_s(one)
+    around_s = max(0.0, begin_s - limit.left_s - step_s * _done_steps(one))
+    more = int(_SAFETY * (limit.left_s - 2 * around_s) / step_s)
+    _note_pace(one, _done_steps(one) + max(1, more), step_s, around_s)
+    log.info("a step takes %.2f s: %d steps", step_s, read_document(one.recipe)["steps"])
+
+
+def _note_pace(one: Round, steps: int, step_s: float | None = None, around_s: float | None = None) -> None:
+    recipe = read_document(one.recipe)
+    recipe["steps"] = steps
+    if step_s is not None:
+        recipe |= {"step_s": step_s, "around_s": around_s, "save_every": max(1, int(_SAVE_EVERY_S / step_s))}
+    write_document(one.recipe, recipe)
+
+
+def _around_s(one: Round) -> float:
+    """Return the seconds that a call of the training takes besides its steps."""
+    return float(read_document(one.recipe).get("around_s", 0.0))
+
+
+def _done_steps(one: Round) -> int:
+    return max((row["step"] for row in _metrics(one)), default=0)
+
+
+def _step_s(one: Round) -> float:
+    """Return the mean seconds of a step, without the first one, which is slower, if there are more."""
+    seconds = [row["time_data_s"] + row["time_step_s"] for row in _metrics(one)]
+    steady = seconds[1:] or seconds or [_SAVE_EVERY_S]
+    return sum(steady) / len(steady)
+
+
+def _metrics(one: Round) -> list[dict[str, Any]]:
+    file = one.run / "metrics.jsonl"
+    return read_metrics(file) if file.exists() else []

@@ -1,0 +1,101 @@
+"""Prompts that the target writes, and those that are taken from data."""
+
+import json
+
+import pytest
+
+from spec_core.errors import DataError
+from spec_trainer.base.time_limit import TimeLimit
+from spec_trainer.cli.target_quickstart import prompts
+from spec_trainer.cli.target_quickstart.prompts import (
+    PromptCounts,
+    distinct_questions,
+    question_prefix,
+    rows_of_data,
+    words_of,
+)
+from spec_trainer.cli.target_quickstart.request import TargetQuickstart
+from spec_trainer.cli.target_quickstart.work import check_request
+from spec_trainer.data.tokens import Encoder
+
+from .....byte_chats import byte_chat_target
+
+END = 257
+"""The id of <|im_end|>."""
+
+
+@pytest.fixture(scope="module")
+def target(make_target):
+    return byte_chat_target(make_target)
+
+
+@pytest.fixture
+def make_work(target, tmp_path):
+    """``make_work(data=None)``: a checked request."""
+    return lambda data=None: check_request(
+        TargetQuickstart(
+            target=str(target), data=data, draft="eagle3", engine="hf", backend="cpu", output=tmp_path / "out"
+        )
+    )
+
+
+def test_the_text_before_a_question_is_the_templates(target):
+    encoder = Encoder(target, 260)
+    prefix = question_prefix(encoder)
+    assert encoder.decode(prefix.token_ids) == "<|im_start|>user\n"
+    assert prefix.end == END
+
+
+def test_without_a_template_data_is_asked_for(make_target, tmp_path):
+    folder = make_target("llama", vocab_size=260, eos_token_id=2)
+    from .....chat_templates import byte_tokenizer
+
+    byte_tokenizer(
+        ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|pad|>"), None, "<|im_end|>"
+    ).save_pretrained(folder)
+    with pytest.raises(
+        DataError, match=r"without --data the target writes the prompts, but .*; or give --data"
+    ):
+        prompts.check_source(Encoder(folder, 260), None)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [("What is Jazz?", "what is  jazz", True), ("What is jazz?", "What was jazz?", False), ("¿?", "…", True)],
+)
+def test_questions_are_equal_by_their_words(one, other, equal):
+    assert (words_of(one) == words_of(other)) is equal
+
+
+def test_the_target_writes_each_question_once_and_ends_it(make_work):
+    rows, counts = prompts.sample_questions(make_work(), {}, 5, 6, TimeLimit(60))
+    texts = [row["messages"][0]["content"] for row in rows]
+    assert len(texts) == len(set(map(words_of, texts))) > 0
+    assert not any("<|im_" in text or not words_of(text) for text in texts)
+    assert counts.taken == len(rows) + counts.repeated + counts.unfinished + counts.unusable
+    assert counts.position >= 5 + counts.taken
+    again, _ = prompts.sample_questions(make_work(), set(map(words_of, texts)), 5, 6, TimeLimit(60))
+    assert not set(texts) & {row["messages"][0]["content"] for row in again}
+
+
+def test_samples_that_repeat_or_do_not_end_are_counted():
+    samples = [(" Why?", True), ("why", True), ("And how?", True), ("never ends", False), ("...", True)]
+    counts = PromptCounts(source="here")
+    rows = list(distinct_questions(samples, {"and how"}, counts))
+    assert [row["messages"] for row in rows] == [[{"role": "user", "content": "Why?"}]]
+    assert (counts.taken, counts.repeated, counts.unfinished, counts.unusable) == (5, 2, 1, 1)
+
+
+def test_rounds_take_different_rows_of_the_data(make_work, tmp_path):
+    file = tmp_path / "data.jsonl"
+    rows = [{"messages": [{"role": "user", "content": f"question {number}"}]} for number in range(20)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": 3}, {"text": "x" * 999}]))
+    work = make_work(str(file))
+    first, counts = rows_of_data(work, 0, 8)
+    second, others = rows_of_data(work, counts.position, 100)
+    assert counts.position == counts.taken == 8
+    assert others.position == 22
+    assert counts.unusable + others.unusable == 2
+    texts = [row["messages"][0]["content"] for row in (*first, *second)]
+    assert sorted(texts) == sorted(row["messages"][0]["content"] for row in rows)
+    assert texts != sorted(texts)

@@ -1,0 +1,149 @@
+"""From a target to a draft: one round, the same command again, a larger budget, and what is refused."""
+
+import json
+
+import pytest
+
+from spec_core.errors import ArtifactError, DataError, PluginNotFound, TargetError
+from spec_trainer.cli.app import run
+from spec_trainer.cli.target_quickstart import folder
+from spec_trainer.cli.target_quickstart import run as quickstart
+from spec_trainer.cli.target_quickstart.budget import SHARES
+from spec_trainer.cli.target_quickstart.request import TargetQuickstart
+from spec_trainer.run.metrics import read_metrics
+
+from .....byte_chats import byte_chat_target
+
+SECONDS = 10.0
+"""The budget of a round: each stage ends in time, or at its least size."""
+
+
+@pytest.fixture(scope="module")
+def target(make_target):
+    return byte_chat_target(make_target)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    file = tmp_path_factory.mktemp("data") / "prompts.jsonl"
+    rows = [{"messages": [{"role": "user", "content": f"question {number}?"}]} for number in range(400)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def request_of(target, tmp_path):
+    def build(**options):
+        given = {
+            "draft": "eagle3",
+            "engine": "hf",
+            "backend": "cpu",
+            "output": tmp_path / "out",
+            "budget_s": SECONDS,
+        }
+        return TargetQuickstart(**{"target": str(target), **given, **options})
+
+    return build
+
+
+def rows_of(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def question(row):
+    return row["messages"][0]["content"]
+
+
+def contents(root):
+    return {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def test_rounds_go_on_from_one_another(request_of, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "_LEAST_MORE_S", SECONDS)
+    out = tmp_path / "out"
+    summary = quickstart.run_target_quickstart(request_of(data=str(data)))
+    first = out / "round-1"
+    assert list(json.loads((first / "times.json").read_text())) == list(SHARES)
+    held_out = {question(row) for row in rows_of(out / "held_out.jsonl")}
+    asked = {question(row) for row in rows_of(first / "prompts.jsonl")}
+    trained = rows_of(first / "training.jsonl")
+    assert held_out
+    assert asked
+    assert not held_out & asked
+    assert {question(row) for row in trained} <= asked
+    assert all(row["messages"][-1]["role"] == "assistant" for row in trained)
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert summary["steps"] == read_metrics(first / "run/metrics.jsonl")[-1]["step"]
+    assert summary["acceptance_length"] >= 1
+    assert summary["prompts"]["held_out"] == len(held_out)
+    assert str(first / "run/draft") in summary["serve"]["vllm"]
+    report = (out / "report.html").read_text()
+    assert f"of {data}" in report
+    assert "One answer at a time" in report
+
+    before = contents(out)
+    assert quickstart.run_target_quickstart(request_of(data=str(data))) == summary
+    assert contents(out) == before
+
+    more = quickstart.run_target_quickstart(request_of(data=str(data), budget_s=2 * SECONDS))
+    second = out / "round-2"
+    assert {path: before[path] for path in before if first in path.parents} == contents(first)
+    assert [one["budget_s"] for one in more["rounds"]] == [SECONDS, SECONDS]
+    assert f"init_from: {first / 'run/draft'}" in (second / "run/config.yaml").read_text()
+    answered = {question(row) for row in trained}
+    assert {question(row) for row in rows_of(second / "training.jsonl")} > answered
+    assert not {question(row) for row in rows_of(second / "prompts.jsonl")} & (answered | held_out)
+    assert more["draft"] == str(second / "run/draft")
+
+
+def test_without_data_the_target_writes_the_prompts(request_of, tmp_path):
+    summary = quickstart.run_target_quickstart(request_of())
+    prompts = rows_of(tmp_path / "out/round-1/prompts.jsonl") + rows_of(tmp_path / "out/held_out.jsonl")
+    assert len({question(row) for row in prompts}) == len(prompts) > 4
+    assert summary["prompts"]["source"] == "the target itself"
+    assert "Magpie, arXiv 2406.08464" in (tmp_path / "out/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"draft": "eagle"}, PluginNotFound, "no draft plugin is called"),
+        ({"engine": "hff"}, PluginNotFound, "no engine plugin is called"),
+        ({"target": "no/such/folder"}, TargetError, "is not a folder"),
+        ({"data": "none.jsonl"}, DataError, "does not exist"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_made(request_of, tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        quickstart.run_target_quickstart(request_of(**options))
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_quickstarts_folder_is_refused(request_of, data, tmp_path):
+    (tmp_path / "out").mkdir()
+    work = quickstart.check_request(request_of(data=str(data)))
+    work.folder.open(work.settings)
+    with pytest.raises(ArtifactError, match="was begun with another data and seed; choose another output"):
+        quickstart.run_target_quickstart(request_of(seed=1))
+
+
+def test_a_folder_with_other_files_is_refused(request_of, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.tex").touch()
+    with pytest.raises(ArtifactError, match="is not empty and is no quickstart's; choose another"):
+        quickstart.run_target_quickstart(request_of())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--target", "x", "--budget", "soon"], "--budget='soon': expected a time of"),
+        (["--budget", "10m"], "--data and --budget are for --target"),
+        (["--data", "a.jsonl"], "--data and --budget are for --target"),
+    ],
+)
+def test_wrong_options_end_with_one_line(words, message, capsys):
+    assert run(["quickstart", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
