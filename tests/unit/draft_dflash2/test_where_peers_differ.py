@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from spec_draft_dflash2.draft import DFlash2Draft
-from spec_draft_dflash2.model import predecessors
 from spec_kit.block_drafting import Blocks
 
 from ..block_steps import one_block, train_on
@@ -74,7 +73,7 @@ def test_the_selector_sees_the_datas_token_before_a_guess():
     """As all: the anchor before the first guess, then the tokens of the data, not those that the draft would draw."""
     document = one_block([2, 3, 4])
     blocks = Blocks(*torch.tensor([[2, 7], [0, 0], [2, 1]]))
-    before_AS = predecessors(make_batch([document], [0]), blocks, 3)
+    before_AS = blocks.tokens_before(make_batch([document], [0]), 3)
     assert before_AS[0].tolist() == document.ids[2:5].tolist()
     assert before_AS[1, :2].tolist() == document.ids[7:9].tolist()
 

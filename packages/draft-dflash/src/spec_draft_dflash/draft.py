@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
+    from spec_core import DraftConfig, TargetSpec
     from spec_draft_dflash.kernels import DFlashKernels
+    from spec_draft_dflash.model import DFlashModel
+    from spec_draft_dflash.proposer import DFlashProposer
     from spec_kit.drafting import Json
 
 _MASK_FILE = "mask_embedding.pt"
@@ -119,19 +121,13 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
 
         return DFlashKernels
 
-    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: DFlashKernels) -> nn.Module:
-        """Return the network with random weights."""
-        from spec_draft_dflash.model import DFlashModel
-
-        return DFlashModel(self.shape(target), self.options, target.embedding_scale, kernels)
-
-    def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
-        """Return a new proposer for one sequence (D9)."""
+    @classmethod
+    def network(cls) -> tuple[type[DFlashModel], type[DFlashProposer]]:
+        """Return the class of the module and the class of its proposers, which import torch."""
         from spec_draft_dflash.model import DFlashModel
         from spec_draft_dflash.proposer import DFlashProposer
 
-        assert isinstance(module, DFlashModel)
-        return DFlashProposer(module, ops, self.num_guesses)
+        return DFlashModel, DFlashProposer
 
     @property
     def _block_size(self) -> int:

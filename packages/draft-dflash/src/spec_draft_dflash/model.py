@@ -15,22 +15,13 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_dflash.config import DFlashConfig
     from spec_draft_dflash.kernels import DFlashKernels
-    from spec_draft_dflash.shape import DFlashShape
 
 
 class DFlashModel(BlockBackbone):
     """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
 
-    def __init__(
-        self,
-        shape: DFlashShape,
-        config: DFlashConfig,
-        embedding_scale: float,
-        kernels: DFlashKernels,
-    ) -> None:
-        """Make the network. ``embedding_scale``: the target's factor on embeddings before its first layer."""
-        super().__init__(shape, embedding_scale, kernels)
-        self.config, self.kernels = config, kernels
+    config: DFlashConfig
+    kernels: DFlashKernels
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return loss and metrics, divided by the global batch's ``denominators``, float64 [1]."""

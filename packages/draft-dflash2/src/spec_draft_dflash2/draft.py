@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
+    from spec_core import DraftConfig, TargetSpec
     from spec_core.records import ShardHints
     from spec_draft_dflash2.kernels import DFlash2Kernels
+    from spec_draft_dflash2.model import DFlash2Model
+    from spec_draft_dflash2.proposer import DFlash2Proposer
     from spec_kit.drafting import Json
 
 
@@ -81,11 +83,6 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
 
         return guess_weights(self.num_guesses, self.options.gamma)
 
-    @property
-    def needs_teacher(self) -> bool:
-        """Always True, because the loss compares every guess with the target's distribution."""
-        return True
-
     @classmethod
     def kernels(cls) -> type[DFlash2Kernels]:
         """Return the kernels that the draft can use (D10)."""
@@ -93,23 +90,17 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
 
         return DFlash2Kernels
 
-    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: DFlash2Kernels) -> nn.Module:
-        """Return the network with random weights."""
-        from spec_draft_dflash2.model import DFlash2Model
-
-        return DFlash2Model(self.shape(target), self.options, target.embedding_scale, kernels)
-
     def shard_hints(self, target: TargetSpec) -> ShardHints:
         """Return the backbone's hints, and name the selector as a module with one row for each token."""
         return replace(super().shard_hints(target), vocabulary=("candidate_selector",))
 
-    def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
-        """Return a new proposer for one sequence (D9)."""
+    @classmethod
+    def network(cls) -> tuple[type[DFlash2Model], type[DFlash2Proposer]]:
+        """Return the class of the module and the class of its proposers, which import torch."""
         from spec_draft_dflash2.model import DFlash2Model
         from spec_draft_dflash2.proposer import DFlash2Proposer
 
-        assert isinstance(module, DFlash2Model)
-        return DFlash2Proposer(module, ops, self.num_guesses)
+        return DFlash2Model, DFlash2Proposer
 
     @property
     def _block_size(self) -> int:

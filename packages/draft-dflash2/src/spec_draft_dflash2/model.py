@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from spec_core import to_device_async
 from spec_draft_dflash2.convolution import BlockConvolution
@@ -52,17 +50,12 @@ class DFlash2Model(BlockBackbone):
 
     layer_type = DFlash2Layer
     shape: DFlash2Shape
+    config: DFlash2Config
+    kernels: DFlash2Kernels
 
-    def __init__(
-        self,
-        shape: DFlash2Shape,
-        config: DFlash2Config,
-        embedding_scale: float,
-        kernels: DFlash2Kernels,
-    ) -> None:
-        """Make the network. ``embedding_scale``: the target's factor on embeddings before its first layer."""
-        super().__init__(shape, embedding_scale, kernels)
-        self.config, self.kernels = config, kernels
+    def __init__(self, shape: DFlash2Shape, *parts: Any) -> None:
+        """Create the network and its selector; ``parts`` are the other arguments of BlockBackbone."""
+        super().__init__(shape, *parts)
         self.candidate_selector = CandidateSelector(shape)
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
@@ -70,7 +63,7 @@ class DFlash2Model(BlockBackbone):
         num_guesses, device = self.shape.block_size - 1, batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config.num_anchors, num_guesses))
         states_ASH = self.states(batch, blocks, ops)[:, 1:]
-        context_ASr = self.candidate_selector.context(states_ASH, predecessors(batch, blocks, num_guesses))
+        context_ASr = self.candidate_selector.context(states_ASH, blocks.tokens_before(batch, num_guesses))
         loss = SelectorLoss(
             ops=ops,
             kernels=self.kernels,
@@ -80,14 +73,3 @@ class DFlash2Model(BlockBackbone):
         )
         inputs = SelectorInputs(states_ASH, context_ASr, self.candidate_selector.successor_codebook)
         return loss(inputs, batch, CountedGuesses.of(blocks, device), denominators)
-
-
-def predecessors(batch: DraftBatch, blocks: Blocks, num_guesses: int) -> Tensor:
-    """Return the token that precedes each guess in the data, int64 [A, S]: A blocks of S guesses.
-
-    The token is arbitrary for a guess that does not count in the loss.
-    """
-    device = batch.input_ids_T.device
-    anchor_A = to_device_async(blocks.anchor_A, device)
-    place_AS = anchor_A[:, None] + torch.arange(num_guesses, device=device)
-    return batch.input_ids_T[place_AS.clamp(max=len(batch.input_ids_T) - 1)]

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
-    from spec_kit.block_drafting import BlockKernels
+    from spec_core import DraftConfig, TargetSpec
+    from spec_draft_dspark.model import DSparkModel
+    from spec_draft_dspark.proposer import DSparkProposer
     from spec_kit.drafting import Json
 
 _SPECFORGE = "DSparkDraftModel"
@@ -93,28 +94,10 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
 
         return guess_weights(self.num_guesses, self.options.gamma)
 
-    @property
-    def needs_teacher(self) -> bool:
-        """Always True, because the loss compares every guess with the target's distribution."""
-        return True
-
     @classmethod
-    def kernels(cls) -> type[BlockKernels]:
-        """Return the kernels that the draft can use (D10)."""
-        from spec_kit.block_drafting import BlockKernels
-
-        return BlockKernels
-
-    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: BlockKernels) -> nn.Module:
-        """Return the network with random weights."""
-        from spec_draft_dspark.model import DSparkModel
-
-        return DSparkModel(self.shape(target), self.options, target.embedding_scale, kernels)
-
-    def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
-        """Return a new proposer for one sequence (D9)."""
+    def network(cls) -> tuple[type[DSparkModel], type[DSparkProposer]]:
+        """Return the class of the module and the class of its proposers, which import torch."""
         from spec_draft_dspark.model import DSparkModel
         from spec_draft_dspark.proposer import DSparkProposer
 
-        assert isinstance(module, DSparkModel)
-        return DSparkProposer(module, ops, self.num_guesses)
+        return DSparkModel, DSparkProposer

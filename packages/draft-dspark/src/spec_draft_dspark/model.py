@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from spec_core import to_device_async
 from spec_draft_dspark.heads import MARKOV_HEADS, ConfidenceHead
@@ -18,22 +16,16 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_dspark.config import DSparkConfig
     from spec_draft_dspark.shape import DSparkShape
-    from spec_kit.block_drafting import BlockKernels
 
 
 class DSparkModel(BlockBackbone):
     """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
 
-    def __init__(
-        self,
-        shape: DSparkShape,
-        config: DSparkConfig,
-        embedding_scale: float,
-        kernels: BlockKernels,
-    ) -> None:
-        """Make the network. ``embedding_scale``: the target's factor on embeddings before its first layer."""
-        super().__init__(shape, embedding_scale, kernels)
-        self.config, self.kernels = config, kernels
+    config: DSparkConfig
+
+    def __init__(self, shape: DSparkShape, *parts: Any) -> None:
+        """Create the network and its heads; ``parts`` are the other arguments of BlockBackbone."""
+        super().__init__(shape, *parts)
         self.markov_head = MARKOV_HEADS[shape.markov_head](shape)
         self.confidence_head = ConfidenceHead(shape) if shape.confidence else None
 
@@ -42,7 +34,7 @@ class DSparkModel(BlockBackbone):
         num_guesses, device = self.shape.block_size, batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config.num_anchors, num_guesses))
         weight_S = to_device_async(guess_weights(num_guesses, self.config.gamma), device)
-        inputs = self.head_inputs(self.states(batch, blocks, ops), tokens_before(batch, blocks, num_guesses))
+        inputs = self.head_inputs(self.states(batch, blocks, ops), blocks.tokens_before(batch, num_guesses))
         loss = GuessLoss(ops=ops, kernels=self.kernels, options=self.config, weight_S=weight_S)
         return loss(inputs, batch, CountedGuesses.of(blocks, device), denominators)
 
@@ -56,14 +48,3 @@ class DSparkModel(BlockBackbone):
             bias_Vr=self.markov_head.markov_w2.weight,
             confidence_AS=None if confidence is None else confidence(states_ASH, embedded_ASr),
         )
-
-
-def tokens_before(batch: DraftBatch, blocks: Blocks, num_guesses: int) -> Tensor:
-    """Return the token that precedes each guess in the data, int64 [A, S]: A blocks of S guesses.
-
-    The token is arbitrary for a guess that does not count in the loss.
-    """
-    device = batch.input_ids_T.device
-    anchor_A = to_device_async(blocks.anchor_A, device)
-    place_AS = anchor_A[:, None] + torch.arange(num_guesses, device=device)
-    return batch.input_ids_T[place_AS.clamp(max=len(batch.input_ids_T) - 1)]

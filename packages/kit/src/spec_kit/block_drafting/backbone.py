@@ -123,13 +123,14 @@ class BlockBackbone(nn.Module):
 
     layer_type: ClassVar[type[BlockLayer]] = BlockLayer
     """Class of the decoder layers."""
-    config: BlockConfig
-    """The draft's options."""
 
-    def __init__(self, shape: BlockShape, embedding_scale: float, kernels: BlockKernels) -> None:
+    def __init__(
+        self, shape: BlockShape, config: BlockConfig, embedding_scale: float, kernels: BlockKernels
+    ) -> None:
         """Create the network. ``embedding_scale``: factor by which the target's embedding is multiplied."""
         super().__init__()
-        self.shape, self.embedding_scale = shape, embedding_scale
+        self.shape, self.config, self.kernels = shape, config, kernels
+        self.embedding_scale = embedding_scale
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         self.fc = linear(len(shape.layers) * shape.hidden_size, shape.hidden_size)
         self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)

@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core import TargetSpec, TargetTensors
+    from spec_core import Proposer, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import Supervision
+    from spec_kit.block_drafting.backbone import BlockBackbone
     from spec_kit.block_drafting.blocks import BlockRule
+    from spec_kit.block_drafting.kernels import BlockKernels
+    from spec_kit.block_drafting.proposer import BlockProposer
     from spec_kit.drafting import Json
 
 _KEYS_VALUES = ("k_proj.weight", "v_proj.weight")
@@ -72,7 +75,29 @@ class BlockDraft(ServedDraft[C, S]):
     @property
     def needs_teacher(self) -> bool:
         """Whether the loss needs the target's distributions."""
-        return False
+        return True
+
+    @classmethod
+    @abstractmethod
+    def network(cls) -> tuple[type[BlockBackbone], type[BlockProposer]]:
+        """Return the class of the module and the class of its proposers, which import torch."""
+
+    @classmethod
+    def kernels(cls) -> type[BlockKernels]:
+        """Return the kernels that the draft can use (D10)."""
+        from spec_kit.block_drafting.kernels import BlockKernels
+
+        return BlockKernels
+
+    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: Any) -> BlockBackbone:
+        """Return the network with random weights."""
+        module_type, _ = self.network()
+        return module_type(self.shape(target), self.options, target.embedding_scale, kernels)
+
+    def proposer(self, module: Any, ops: VocabularyOps) -> Proposer:
+        """Return a new proposer for one sequence (D9)."""
+        _, proposer_type = self.network()
+        return proposer_type(module, ops, self.num_guesses)
 
     @property
     def rule(self) -> BlockRule:

@@ -100,6 +100,16 @@ class Blocks:
         own_A = order_A[turn_A.minimum(2 * ranks.size - 1 - turn_A) == ranks.rank].sort().values
         return type(self)(self.anchor_A[own_A], self.start_A[own_A], self.counted_A[own_A], everyones=self)
 
+    def tokens_before(self, batch: DraftBatch, num_guesses: int) -> Tensor:
+        """Return the token that precedes each guess in the data, int64 [A, S], on the batch's device.
+
+        The token is arbitrary for a guess that does not count in the loss.
+        """
+        device = batch.input_ids_T.device
+        anchor_A = to_device_async(self.anchor_A, device)
+        place_AS = anchor_A[:, None] + torch.arange(num_guesses, device=device)
+        return batch.input_ids_T[place_AS.clamp(max=len(batch.input_ids_T) - 1)]
+
     def context_rows(self, batch: DraftBatch) -> Tensor:
         """Return the tokens that any block of any rank sees before its anchor, int64 [C], ascending.
 
