@@ -4,7 +4,6 @@ import pytest
 
 from spec_core.errors import ConfigError
 from spec_core.records import ShardHints
-from spec_core.validation import validate
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_draft_mtp.draft import MtpDraft
@@ -77,14 +76,6 @@ def test_more_parts_than_ranks_are_refused():
         ConfigError, match=r"tensor_parallel=4 does not divide train.ranks=2; set train.ranks"
     ):
         MegatronStrategy.data_parallel(MegatronConfig(tensor_parallel=4), 0, 2)
-
-
-@pytest.mark.parametrize("kind", ["context", "expert"])
-def test_options_of_earlier_run_directories_are_taken_with_their_only_value(kind):
-    option = f"{kind}_parallel"
-    assert validate(MegatronConfig, {option: 1}, "config") == MegatronConfig()
-    with pytest.raises(ConfigError, match=f"unknown section or key '{option}'"):
-        validate(MegatronConfig, {option: 2}, "config")
 
 
 def test_neighbours_are_one_data_parallel_rank():

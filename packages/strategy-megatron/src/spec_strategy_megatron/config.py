@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveInt
 
 from spec_core import StrategyConfig
-
-_FORMER = ("context_parallel", "expert_parallel")
 
 
 class MegatronConfig(StrategyConfig):
@@ -27,14 +25,3 @@ class MegatronConfig(StrategyConfig):
     distributed_optimizer: bool = False
     """Whether each data-parallel rank stores float32 master weights and optimizer state of only its share of the
     draft."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_former_options(cls, values: Any) -> Any:
-        """Remove two options that earlier run directories have with the value 1, the only value allowed.
-
-        With another value, the option stays and is refused as an unknown key.
-        """
-        if not isinstance(values, dict):
-            return values
-        return {key: value for key, value in values.items() if key not in _FORMER or value != 1}
