@@ -7,7 +7,7 @@ dtype.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -188,7 +188,7 @@ class FsdpStrategy(Strategy):
         """Return the full weights of a saved state, joined from its shards (S8)."""
         from spec_kit.sharding import read_full
 
-        return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
+        return read_full(folder, _MODEL)
 
     def _context_group(self, world_size: int) -> ContextGroup | None:
         """Return the group of ranks that divide samples with this process; None without division. Collective."""
@@ -231,21 +231,10 @@ class FsdpStrategy(Strategy):
         return map_dealt(function, parts, held)
 
     def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:
+        from spec_kit.sharding import ordered_sum
+
         total = reduce(add, outputs)
-        return total if self._module.is_whole else total.combined(self._sum)
-
-    def _sum(self, values: Tensor) -> Tensor:
-        """Return the sum of ``values`` over ranks, which each rank computes in rank order.
-
-        Not every vendor's all-reduce supports float64.
-        """
-        import torch.distributed as dist
-
-        everyones = values.new_empty(dist.get_world_size(self._everyone) * values.numel())
-        # torch 2.13 has renamed the function, and warns about the old name.
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(everyones, values, group=self._everyone)
-        return everyones.view(-1, values.numel()).sum(0)
+        return total if self._module.is_whole else total.combined(partial(ordered_sum, group=self._everyone))
 
 
 def _new_group(ranks: range) -> ProcessGroup:

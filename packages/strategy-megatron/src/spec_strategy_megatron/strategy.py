@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, ClassVar
 
@@ -263,7 +263,7 @@ class MegatronStrategy(Strategy):
         """Return the full weights of a saved state, joined from its shards (S8)."""
         from spec_kit.sharding import read_full
 
-        return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
+        return read_full(folder, _MODEL)
 
     def _vocab_mask(self) -> Tensor | None:
         """Return the bool buffer of a reduced vocabulary if ranks divide the vocabulary by it, or None."""
@@ -351,21 +351,10 @@ class MegatronStrategy(Strategy):
         return state
 
     def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:
-        return reduce(add, outputs).combined(self._sum)
+        """Return the outputs, summed over micro-batches and the data axis."""
+        from spec_kit.sharding import ordered_sum
 
-    def _sum(self, values: Tensor) -> Tensor:
-        """Return the sum of ``values`` over the data axis, which each rank computes in rank order.
-
-        Not every vendor's all-reduce supports float64.
-        """
-        import torch.distributed as dist
-
-        group = self._mesh.get_group("data")
-        everyones = values.new_empty(dist.get_world_size(group) * values.numel())
-        # torch 2.13 has renamed the function, and warns about the old name.
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(everyones, values, group=group)
-        return everyones.view(-1, values.numel()).sum(0)
+        return reduce(add, outputs).combined(partial(ordered_sum, group=self._mesh.get_group("data")))
 
     def _megatron(self) -> AbstractContextManager[None]:
         from spec_strategy_megatron.stand_in import on_device

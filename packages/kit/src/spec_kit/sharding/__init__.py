@@ -7,6 +7,7 @@ from spec_kit.sharding.tensor_parallel_hints import TensorParallelHints
 
 if TYPE_CHECKING:
     from spec_kit.sharding.dealing import Parts, map_dealt
+    from spec_kit.sharding.rank_sums import ordered_sum
     from spec_kit.sharding.safetensors_folder import SafetensorsFolder
     from spec_kit.sharding.sharded_state import FlatShard, load_sharded, read_full, save_sharded
 else:
@@ -19,6 +20,7 @@ __all__ = [
     "TensorParallelHints",
     "load_sharded",
     "map_dealt",
+    "ordered_sum",
     "read_full",
     "save_sharded",
 ]

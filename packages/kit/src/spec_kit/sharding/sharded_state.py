@@ -153,9 +153,10 @@ def load_sharded(
 
 
 def read_full(folder: StateFolder, prefix: str = "") -> dict[str, Tensor]:
-    """Return every full tensor whose name begins with ``prefix``; needs no process group."""
+    """Return every full tensor whose name begins with ``prefix``, named without it; needs no process group."""
     index = _read_index(folder)
-    return _read_full(index, [name for name in index if name.startswith(prefix)], folder)
+    found = _read_full(index, [name for name in index if name.startswith(prefix)], folder)
+    return {name.removeprefix(prefix): value for name, value in found.items()}
 
 
 def check_names(state: Mapping[str, object], saved: Mapping[str, object]) -> None:
