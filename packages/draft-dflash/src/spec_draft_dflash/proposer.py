@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from spec_core import Proposal
 from spec_kit.block_drafting import BlockProposer
-from spec_kit.drafting import draw, uniform_numbers
+from spec_kit.drafting import Guesses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Generator
+
+    from spec_core import Proposal
 
 
 class DFlashProposer(BlockProposer):
@@ -30,15 +31,7 @@ class DFlashProposer(BlockProposer):
     ) -> list[Proposal]:
         """Return the guesses of each sequence, drawn independently of one another."""
         logits_BKV = cls.states(proposers, num_tokens + 1)[:, 1:] @ proposers[0].ops.head_VH.T
-        if temperature == 0:
-            rows: list[list[int]] = logits_BKV.argmax(-1).tolist()
-            return [Proposal(token_ids=tuple(row)) for row in rows]
-        probs_BKV = (logits_BKV.float() / temperature).softmax(-1)
-        uniform_BK = uniform_numbers(generators, num_tokens)
-        drawn: list[list[int]] = (
-            draw(probs_BKV.flatten(0, 1), uniform_BK.flatten()).unflatten(0, uniform_BK.shape).tolist()
-        )
-        return [
-            Proposal(token_ids=tuple(row), probs_KV=probs_KV)
-            for row, probs_KV in zip(drawn, probs_BKV, strict=True)
-        ]
+        guesses = Guesses(num_tokens, temperature, generators)
+        for k in range(num_tokens):
+            guesses.choose(logits_BKV[:, k])
+        return guesses.proposals()

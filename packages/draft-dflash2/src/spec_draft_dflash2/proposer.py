@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from spec_core import Proposal
 from spec_draft_dflash2.selector import Candidates, scores
 from spec_kit.block_drafting import BlockProposer
-from spec_kit.drafting import draw, uniform_numbers
+from spec_kit.drafting import Guesses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Generator, Tensor
 
+    from spec_core import Proposal
     from spec_draft_dflash2.model import DFlash2Model
 
 
@@ -39,26 +39,21 @@ class DFlash2Proposer(BlockProposer):
         """Return each sequence's guesses, with the vocabulary-wide distributions from which they are drawn."""
         first, selector = proposers[0], proposers[0].module.candidate_selector
         states_BKH = cls.states(proposers, num_tokens + 1)[:, 1:]
-        uniform_BK = uniform_numbers(generators, num_tokens).to(states_BKH.device)
+        guesses = Guesses(num_tokens, temperature, generators)
         token_B = torch.tensor([p.last_id for p in proposers], device=states_BKH.device)
-        tokens, probs = list[torch.Tensor](), list[torch.Tensor]()
         for k in range(num_tokens):
             logits_BV = states_BKH[:, k] @ first.ops.head_VH.T
             found = Candidates.of(logits_BV, first.ops, first.module.shape)
             context_Br = selector.context(states_BKH[:, k], token_B)
             score_BC = scores(found.logits_RC, context_Br, selector.successor_codebook[found.id_RC])
             if temperature == 0:
-                token_B = found.id_RC.gather(1, score_BC.argmax(-1, keepdim=True)).squeeze(1)
+                token_B = guesses.add(
+                    found.id_RC.gather(1, score_BC.argmax(-1, keepdim=True)).squeeze(1), None
+                )
             else:
-                probs.append(_over_vocabulary((score_BC / temperature).softmax(-1), found.id_RC, logits_BV))
-                token_B = draw(probs[-1], uniform_BK[:, k])
-            tokens.append(token_B)
-        rows: list[list[int]] = torch.stack(tokens, dim=1).tolist()
-        chances = torch.stack(probs, dim=1) if probs else [None] * len(rows)
-        return [
-            Proposal(token_ids=tuple(row), probs_KV=probs_KV)
-            for row, probs_KV in zip(rows, chances, strict=True)
-        ]
+                probs_BV = _over_vocabulary((score_BC / temperature).softmax(-1), found.id_RC, logits_BV)
+                token_B = guesses.add(guesses.draw(probs_BV), probs_BV)
+        return guesses.proposals()
 
 
 def _over_vocabulary(prob_BC: Tensor, id_BC: Tensor, logits_BV: Tensor) -> Tensor:

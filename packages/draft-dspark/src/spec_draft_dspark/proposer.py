@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from spec_core import Proposal
 from spec_kit.block_drafting import BlockProposer
-from spec_kit.drafting import draw, uniform_numbers
+from spec_kit.drafting import Guesses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Generator
 
+    from spec_core import Proposal
     from spec_draft_dspark.model import DSparkModel
 
 
@@ -39,21 +39,10 @@ class DSparkProposer(BlockProposer):
         head, first = proposers[0].module.markov_head, proposers[0]
         states_BKH = cls.states(proposers, num_tokens)
         base_BKV = states_BKH @ first.ops.head_VH.T
-        uniform_BK = uniform_numbers(generators, num_tokens)
+        guesses, memory = Guesses(num_tokens, temperature, generators), None
         token_B = torch.tensor([p.last_id for p in proposers], device=states_BKH.device)
-        tokens, probs, memory = list[torch.Tensor](), list[torch.Tensor](), None
         for k in range(num_tokens):
             bias_Br, memory = head.step(states_BKH[:, k], head.embed(token_B), memory)
             logits_BV = base_BKV[:, k] + bias_Br @ head.markov_w2.weight.T
-            if temperature == 0:
-                token_B = logits_BV.argmax(-1)
-            else:
-                probs.append((logits_BV.float() / temperature).softmax(-1))
-                token_B = draw(probs[-1], uniform_BK[:, k].to(logits_BV.device))
-            tokens.append(token_B)
-        rows: list[list[int]] = torch.stack(tokens, dim=1).tolist()
-        chances = torch.stack(probs, dim=1) if probs else [None] * len(rows)
-        return [
-            Proposal(token_ids=tuple(row), probs_KV=probs_KV)
-            for row, probs_KV in zip(rows, chances, strict=True)
-        ]
+            token_B = guesses.choose(logits_BV)
+        return guesses.proposals()

@@ -13,6 +13,7 @@ from torch import nn
 
 from spec_draft_eagle3.attention import GroupedQueryAttention
 from spec_kit.chain_drafting import (
+    ChainModule,
     HeadLoss,
     InputTokens,
     NeededRows,
@@ -160,16 +161,12 @@ class _UnrolledLayer:
         return layer.finish(hidden_RH, attended), k, v
 
 
-class Eagle3Model(nn.Module):
-    """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``.
+class Eagle3Model(ChainModule):
+    """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
 
-    A model with a reduced vocabulary has two buffers. ``d2t``, int64 with an element for each row of the
-    head: the token id of row r is r + d2t[r]. ``t2d``, bool with an element for each token id: whether the
-    head has a row for it.
-    """
-
-    d2t: Tensor | None
-    t2d: Tensor | None
+    shape: Eagle3Shape
+    config: Eagle3Config
+    kernels: ChainKernels
 
     def __init__(
         self,
@@ -178,7 +175,7 @@ class Eagle3Model(nn.Module):
         kernels: ChainKernels,
         merged_token_id: int | None = None,
     ) -> None:
-        """Create the network; the vocabulary mapping is all zeros until it is loaded.
+        """Create the network; see ``ChainModule`` for its head.
 
         ``merged_token_id``: an image's placeholder token, if the draft reads the target's embeddings of
         images, which are then the first captured state.
@@ -199,32 +196,12 @@ class Eagle3Model(nn.Module):
         self.norm = nn.RMSNorm(width, shape.norm_eps)
         # Places that a strategy can name: there it gathers the tokens, or divides them among ranks.
         self.head_input, self.whole_rows, self.rank_rows = nn.Identity(), nn.Identity(), nn.Identity()
-        self.lm_head = linear(width, shape.vocab_size)
-        self.register_buffer(
-            "d2t", torch.zeros(shape.vocab_size, dtype=torch.int64) if shape.reduced else None
-        )
-        self.register_buffer(
-            "t2d", torch.zeros(shape.target_vocab_size, dtype=torch.bool) if shape.reduced else None
-        )
+        self.add_head(shape)
 
     @property
     def decoder_layers(self) -> list[Eagle3Layer]:
         """The layers, first to last."""
         return [self.midlayer, *(self.layers[str(index)] for index in self.shape.later_layers)]  # pyright: ignore[reportReturnType]
-
-    @property
-    def ids_V(self) -> Tensor:
-        """Token id of each row of the head, int64 [V']."""
-        rows = torch.arange(self.shape.vocab_size, device=self.lm_head.weight.device)
-        return rows if self.d2t is None else rows + self.d2t
-
-    def local_ids(self, ops: VocabularyOps) -> Tensor:
-        """Return the token ids of this rank's rows of the head; the ids lie in ``ops.vocab_range``."""
-        ids_V, (first, stop) = self.ids_V, ops.vocab_range
-        if stop - first == self.shape.target_vocab_size:
-            return ids_V
-        rows = torch.arange(len(self.lm_head.weight), device=ids_V.device)
-        return ids_V[(ids_V < first).sum() + rows]
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return this batch's summand of the loss Σ_s decay^s · (Σ CE) / n_s, where s is the unrolled step.
@@ -233,14 +210,7 @@ class Eagle3Model(nn.Module):
         the number of these labels in the global batch, float64 [S].
         """
         states, needed = self.unroll(batch, ops)
-        loss = HeadLoss(
-            head=self.kernels.linear_weight(self.lm_head.weight),
-            ids_V=self.local_ids(ops),
-            vocab_mask_V=self.t2d,
-            kind=self.config.loss,
-            ops=ops,
-            kernels=self.kernels,
-        )
+        loss = HeadLoss(**self.head_parts(ops))
         weight_S = step_weights(denominators, self.config.step_decay, states[0])
         return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch, needed), weight_S, needed)
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from spec_core import Proposal
-from spec_kit.drafting import BatchProposer, draw, uniform_numbers
+from spec_kit.drafting import BatchProposer, Guesses
 from spec_kit.layers import cached_attention, extended_caches, new_positions, rotate
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Generator, Tensor
 
-    from spec_core import VocabularyOps
+    from spec_core import Proposal, VocabularyOps
     from spec_draft_eagle3.model import Eagle3Layer, Eagle3Model
 
     Angles = tuple[Tensor, Tensor]
@@ -89,26 +88,16 @@ class ChainProposer(BatchProposer):
         contexts = [
             _Context(caches, num_tokens) for caches in zip(*(p._caches for p in proposers), strict=True)
         ]
-        uniform_BK = uniform_numbers(generators, num_tokens) if temperature > 0 else None
+        guesses, id_B = Guesses(num_tokens, temperature, generators), None
         hidden_BH, normed_BH = network.module.output(torch.stack([p._last for p in proposers]))
         angles = network.angles(contexts[0].guess_position_S)
         step_angles = zip(*(part.split(len(proposers)) for part in angles), strict=True)
-        ids: list[Tensor] = []
-        probs: list[Tensor] = []
-        for step in range(num_tokens):
-            if step:
-                hidden_BH = network.advance(ids[-1], hidden_BH, next(step_angles), contexts)
+        for _ in range(num_tokens):
+            if id_B is not None:
+                hidden_BH = network.advance(id_B, hidden_BH, next(step_angles), contexts)
                 hidden_BH, normed_BH = network.module.output(hidden_BH)
-            logits_BV = network.logits(normed_BH)
-            if uniform_BK is None:
-                ids.append(network.token_ids(logits_BV.argmax(-1)))
-            else:
-                probs_BV = (logits_BV / temperature).softmax(-1)
-                ids.append(network.token_ids(draw(probs_BV, uniform_BK[:, step])))
-                probs.append(network.over_target_vocabulary(probs_BV))
-        rows: list[list[int]] = torch.stack(ids, dim=1).tolist()
-        probs_BKV = torch.stack(probs, dim=1) if probs else [None] * len(rows)
-        return [Proposal(token_ids=tuple(r), probs_KV=p) for r, p in zip(rows, probs_BKV, strict=True)]
+            id_B = guesses.choose(network.module.lm_head(normed_BH).float(), network.module.head_tokens)
+        return guesses.proposals()
 
 
 class _Network:
@@ -174,25 +163,6 @@ class _Network:
             enable_gqa=True,
         )
         return layer.finish(hidden_BH, attended)
-
-    def logits(self, normed_BH: Tensor) -> Tensor:
-        """Return float32 logits over the rows of the draft's head."""
-        return self.module.lm_head(normed_BH).float()
-
-    def token_ids(self, row_B: Tensor) -> Tensor:
-        """Return the token ids of rows of the draft's head."""
-        d2t = self.module.d2t
-        return row_B if d2t is None else row_B + d2t[row_B]
-
-    def over_target_vocabulary(self, probs_BR: Tensor) -> Tensor:
-        """Return probabilities over the target's vocabulary, [B, V].
-
-        ``probs_BR``: probabilities over the rows of the draft's head.
-        """
-        if self.module.d2t is None:
-            return probs_BR
-        full_BV = probs_BR.new_zeros(len(probs_BR), self.module.shape.target_vocab_size)
-        return full_BV.index_copy(1, self.module.ids_V, probs_BR)
 
 
 class _Context:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from spec_core import Proposal
-from spec_kit.drafting import BatchProposer, draw, uniform_numbers
+from spec_kit.drafting import BatchProposer, Guesses
 from spec_kit.layers import cached_attention, extended_caches, new_positions, rotate
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Generator, Tensor
 
-    from spec_core import VocabularyOps
+    from spec_core import Proposal, VocabularyOps
     from spec_draft_mtp.model import MtpModel
 
     Cache = tuple[Tensor, Tensor]
@@ -69,21 +68,12 @@ class MtpProposer(BatchProposer):
         """
         first, counts = proposers[0], [1] * len(proposers)
         state_BH, caches = torch.stack([p._last_H for p in proposers]), [p._cache for p in proposers]
-        uniform_BK = uniform_numbers(generators, num_tokens) if temperature > 0 else None
-        ids: list[Tensor] = []
-        probs: list[Tensor] = []
-        for step in range(num_tokens):
-            if step:
-                state_BH, caches = first._step(ids[-1], state_BH, caches, counts)
-            logits_BV = (state_BH @ first._ops.head_VH.T).float()
-            if uniform_BK is None:
-                ids.append(logits_BV.argmax(-1))
-            else:
-                probs.append((logits_BV / temperature).softmax(-1))
-                ids.append(draw(probs[-1], uniform_BK[:, step].to(logits_BV.device)))
-        rows: list[list[int]] = torch.stack(ids, dim=1).tolist()
-        probs_BKV = torch.stack(probs, dim=1) if probs else [None] * len(rows)
-        return [Proposal(token_ids=tuple(r), probs_KV=p) for r, p in zip(rows, probs_BKV, strict=True)]
+        guesses, id_B = Guesses(num_tokens, temperature, generators), None
+        for _ in range(num_tokens):
+            if id_B is not None:
+                state_BH, caches = first._step(id_B, state_BH, caches, counts)
+            id_B = guesses.choose((state_BH @ first._ops.head_VH.T).float())
+        return guesses.proposals()
 
     def _step(
         self, ids_T: Tensor, state_TH: Tensor, caches: Sequence[Cache], counts: Sequence[int]

@@ -16,7 +16,7 @@ from spec_core import to_device_async
 from spec_draft_peagle.attention import chain_attention, row_attention
 from spec_draft_peagle.chains import ChainRule, Chains
 from spec_draft_peagle.loss import PEagleLoss
-from spec_kit.chain_drafting import take_rows
+from spec_kit.chain_drafting import ChainModule, take_rows
 from spec_kit.layers import AttentionProjections, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
@@ -139,19 +139,15 @@ def _repeat_last(rows: Tensor, count: int) -> Tensor:
     return torch.cat([rows[:-1], rows[-1:].expand(count - len(rows) + 1, *rows.shape[1:])])
 
 
-class PEagleModel(nn.Module):
-    """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``.
+class PEagleModel(ChainModule):
+    """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
 
-    A model with a reduced vocabulary has two buffers. ``d2t``, int64 with an element for each row of the
-    head: the token id of row r is r + d2t[r]. ``t2d``, bool with an element for each token id: whether the
-    head has a row for it.
-    """
-
-    d2t: Tensor | None
-    t2d: Tensor | None
+    shape: PEagleShape
+    config: PEagleConfig
+    kernels: PEagleKernels
 
     def __init__(self, shape: PEagleShape, config: PEagleConfig, kernels: PEagleKernels) -> None:
-        """Make the network; the vocabulary mapping is empty until it is loaded."""
+        """Make the network; see ``ChainModule`` for its head."""
         super().__init__()
         self.shape, self.config, self.kernels = shape, config, kernels
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
@@ -162,22 +158,7 @@ class PEagleModel(nn.Module):
             PEagleLayer(shape, kernels, is_first=index == 0) for index in range(shape.num_layers)
         )
         self.norm = nn.RMSNorm(width, shape.norm_eps)
-        self.lm_head = linear(width, shape.vocab_size)
-        sizes = (shape.vocab_size, torch.int64), (shape.target_vocab_size, torch.bool)
-        for name, (size, dtype) in zip(("d2t", "t2d"), sizes, strict=True):
-            self.register_buffer(name, torch.zeros(size, dtype=dtype) if shape.reduced else None)
-
-    @property
-    def ids_V(self) -> Tensor:
-        """Token id of each row of the head, int64 [V']."""
-        rows = torch.arange(self.shape.vocab_size, device=self.lm_head.weight.device)
-        return rows if self.d2t is None else rows + self.d2t
-
-    def local_ids(self, ops: VocabularyOps) -> Tensor:
-        """Return the token ids of this rank's rows of the head; the ids lie in ``ops.vocab_range``."""
-        ids_V, (first, _) = self.ids_V, ops.vocab_range
-        rows = torch.arange(len(self.lm_head.weight), device=ids_V.device)
-        return ids_V[(ids_V < first).sum() + rows]
+        self.add_head(shape)
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return loss and metrics of the batch's guesses that count in the loss.
@@ -191,14 +172,7 @@ class PEagleModel(nn.Module):
             least_retention=config.least_retention,
         )
         chains = Chains.of(batch, rule)
-        loss = PEagleLoss(
-            head=self.kernels.linear_weight(self.lm_head.weight),
-            ids_V=self.local_ids(ops),
-            vocab_mask_V=self.t2d,
-            kind=config.loss,
-            ops=ops,
-            kernels=self.kernels,
-        )
+        loss = PEagleLoss(**self.head_parts(ops))
         states_EH = self.states(batch, chains, ops)
         guesses_3E = chains.guesses(config.segment_tokens)  # on the CPU, while a device computes the states
         return loss(states_EH, batch, guesses_3E, denominators)

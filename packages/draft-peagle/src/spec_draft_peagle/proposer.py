@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from spec_core import Proposal
-from spec_kit.drafting import BatchProposer, draw, uniform_numbers
+from spec_kit.drafting import BatchProposer, Guesses
 from spec_kit.layers import cached_attention, extended_caches, new_positions
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Generator, Tensor
 
-    from spec_core import VocabularyOps
+    from spec_core import Proposal, VocabularyOps
     from spec_draft_peagle.model import PEagleModel
     from spec_kit.block_drafting import KeysValues
 
@@ -66,16 +65,10 @@ class PEagleProposer(BatchProposer):
             mask_TH, _ = cls._advance(proposers, ids_T, hidden_TH, [num_masks] * len(proposers))
             state_BKH = torch.cat([state_BKH, mask_TH.unflatten(0, (-1, num_masks))], dim=1)
         logits_BKV = module.lm_head(state_BKH).float()
-        if temperature == 0:
-            return [Proposal(token_ids=tuple(ids)) for ids in module.ids_V[logits_BKV.argmax(-1)].tolist()]
-        probs_BKV = (logits_BKV / temperature).softmax(-1)
-        uniform_BK = uniform_numbers(generators, num_tokens).to(probs_BKV.device)
-        row_X = draw(probs_BKV.flatten(0, 1), uniform_BK.flatten())
-        rows: list[list[int]] = module.ids_V[row_X].view(uniform_BK.shape).tolist()
-        return [
-            Proposal(token_ids=tuple(ids), probs_KV=cls._over_target_vocabulary(module, probs_KV))
-            for ids, probs_KV in zip(rows, probs_BKV, strict=True)
-        ]
+        guesses = Guesses(num_tokens, temperature, generators)
+        for k in range(num_tokens):
+            guesses.choose(logits_BKV[:, k], module.head_tokens)
+        return guesses.proposals()
 
     @staticmethod
     def _advance(
@@ -94,14 +87,3 @@ class PEagleProposer(BatchProposer):
             layers.append(extended_caches([p._caches[index] for p in proposers], k, v, counts))
             hidden_TH = layer.finish(hidden_TH, cached_attention(q, layers[-1], counts))
         return module.norm(hidden_TH), layers
-
-    @staticmethod
-    def _over_target_vocabulary(module: PEagleModel, probs_KV: Tensor) -> Tensor:
-        """Return probabilities over the target's vocabulary, [K, V].
-
-        ``probs_KV``: probabilities over the rows of the draft's head.
-        """
-        if module.d2t is None:
-            return probs_KV
-        full_KV = probs_KV.new_zeros(len(probs_KV), module.shape.target_vocab_size)
-        return full_KV.index_copy(1, module.ids_V, probs_KV)

@@ -8,6 +8,7 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.chain_drafting.attention import Places, UnrolledAttention, take_rows
+    from spec_kit.chain_drafting.chain_module import ChainModule
     from spec_kit.chain_drafting.input_tokens import InputTokens
     from spec_kit.chain_drafting.kernels import ChainKernels, ttt_attention, ttt_attention_backward
     from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows, count_labels, step_weights
@@ -19,6 +20,7 @@ __all__ = [
     "ChainConfig",
     "ChainDraft",
     "ChainKernels",
+    "ChainModule",
     "ChainShape",
     "HeadLoss",
     "InputTokens",

@@ -36,7 +36,8 @@ from spec_kit.lazy import lazy_names
 if TYPE_CHECKING:
     from spec_kit.drafting.batch_proposer import BatchProposer
     from spec_kit.drafting.draft_vocabulary import MAPPING, read_mapping
-    from spec_kit.drafting.drawing import draw, uniform_numbers
+    from spec_kit.drafting.drawing import uniform_numbers
+    from spec_kit.drafting.guesses import Guesses
     from spec_kit.drafting.verification import Verdict, distribution, verify_greedy, verify_sampled
 else:
     __getattr__ = lazy_names(__name__, __file__)
@@ -55,6 +56,7 @@ __all__ = [
     "DraftCheckpoint",
     "DraftShape",
     "Flaw",
+    "Guesses",
     "Json",
     "LatentShape",
     "ServedDraft",
@@ -70,7 +72,6 @@ __all__ = [
     "config_error",
     "decoder_fields",
     "distribution",
-    "draw",
     "end_fields",
     "head_fields",
     "layer_range_problem",
