@@ -17,7 +17,8 @@ V4  ``live_server_words`` returns further words of the command with which the pr
     secret and which requests it stores from the environment variables SPEC_DRAFT_TOKEN and SPEC_LIVE_REQUESTS.
     Optional: by default it returns None, because the program does not do all this.
 V5  ``counters`` reads the counters of a running, unmodified program from the text of its metrics, and returns None
-    for the metrics of any other program. Optional: by default it returns None for all metrics.
+    for the metrics of any other program. Counts are integers from 0 to 2**53. Optional: by default it returns None
+    for all metrics.
 V6  ``write`` writes an export as one new file in a format of ``formats``, which the program loads as it was trained.
     It raises UsageError, one line, and leaves no file if the format cannot express the draft. Optional: by default
     there are no formats, because the program loads the folder.

@@ -6,10 +6,9 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from spec_core import foreign_errors
-from spec_core.errors import EngineError
+from spec_core.errors import EngineError, PluginError
 from spec_processes.sockets import HttpClient
-from spec_trainer.measure.server.metrics_reader import program_of
+from spec_trainer.measure.server.metrics_reader import read_counters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,20 +70,23 @@ class _ServerLatency:
 
     def __init__(self, url: str) -> None:
         self.url, self._client = url, HttpClient(url, None)
+        self._engine: str | None = None
+        """Name of the engine whose plugin read the metrics last."""
         self._before: ServerCounters | None = None
         self._problem = ""
 
     def p99_s(self) -> float | None:
         """Return the p99 of the seconds between tokens, over the tokens served since the last call.
 
-        Return None if the server has served too few tokens, does not answer, or has no such metrics.
+        Return None if the server has served too few tokens, does not answer, or has no such metrics, or if its
+        engine's plugin fails to read them.
         """
         try:
             now = self._counters()
-        except EngineError as error:
+        except (EngineError, PluginError) as error:
             if str(error) != self._problem:
                 log.warning("follow.latency_budget_ms: %s", error)
-            self._problem, self._before = str(error), None
+            self._problem, self._engine, self._before = str(error), None, None
             return None
         before, self._before = self._before, now
         since = None if before is None else now - before
@@ -96,13 +98,10 @@ class _ServerLatency:
         page = b"".join(self._client.stream("/metrics", "", _ANSWER_S, _LONGEST_PAGE)).decode(
             errors="replace"
         )
-        found = program_of(page)
-        counters = None
-        if found is not None:
-            with foreign_errors(EngineError, f"{self.url} has metrics that engine {found[0]!r} cannot read"):
-                counters = found[1].counters(page)
-        if counters is None or not counters.inter_token_latency:
+        found = read_counters(page, self.url, None if self._engine is None else [self._engine])
+        if found is None or not found[1].inter_token_latency:
             raise EngineError(
                 f"{self.url}/metrics has no inter-token latency; training does not give way to it"
             )
+        self._engine, counters = found
         return counters

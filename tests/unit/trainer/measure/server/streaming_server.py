@@ -67,10 +67,10 @@ class Streaming:
                 f'sglang:spec_verify_calls_total{{model_name="m"}} {float(self.rounds)}\n'
             )
         label = '{engine="0",model_name="a \\"b\\" {c}"}'
-        prefix = "vllm:spec_decode_num_"
+        prefix = f"{self.engine}:spec_decode_num_"
         lines = [
-            "# TYPE vllm:generation_tokens counter",
-            f"vllm:generation_tokens_total{label} {self.generated}.0",
+            f"# TYPE {self.engine}:generation_tokens counter",
+            f"{self.engine}:generation_tokens_total{label} {self.generated}.0",
         ]
         if self.speculates:
             lines += [

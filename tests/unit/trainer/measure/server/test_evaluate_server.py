@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import sys
 from base64 import b64encode
 from io import BytesIO
 
@@ -13,7 +12,6 @@ from PIL import Image
 from spec_kit.live_traffic import LiveRequests, LiveRequestsConfig
 from spec_trainer.cli.app import run
 
-from .....distributions import write_distribution
 from .streaming_server import NUM_DRAFT_TOKENS, streaming
 
 
@@ -162,36 +160,6 @@ def test_tau_is_not_known_of_a_server_without_counters(evaluate, bench, fields):
         table = evaluate(*words[:-1])[1]
     assert (document["acceptance_length"], document["rounds"]) == (None, None)
     assert "acceptance length (tau): not known; the server's /metrics has no counters of a draft" in table
-
-
-AILING = """
-from spec_engine_hf.engine import HfEngine
-from spec_engine_vllm.serving import VllmServing
-
-class AilingServing(VllmServing):
-    def counters(self, metrics):
-        {failure}
-
-class Ailing(HfEngine):
-    name = "ailing"
-    serving = AilingServing()
-"""
-
-
-@pytest.mark.parametrize("failure", ["raise KeyError('mine')", "raise SystemExit(3)"])
-def test_an_engine_beside_it_that_fails_is_named_and_passed_over(
-    evaluate, bench, tmp_path, monkeypatch, caplog, failure
-):
-    points = "[spec_core.engines]\nailing = ailing_engine:Ailing\n"
-    site = write_distribution(tmp_path / "site", "ailing", points)
-    (site / "ailing_engine.py").write_text(AILING.format(failure=failure))
-    monkeypatch.syspath_prepend(site)
-    monkeypatch.delitem(sys.modules, "ailing_engine", raising=False)
-    with streaming() as (url, _):
-        code, out, _ = evaluate(*of_bench(url, bench))
-    assert (code, json.loads(out)["engine"]) == (0, "vllm")
-    (warning,) = [record.getMessage() for record in caplog.records if "ailing" in record.getMessage()]
-    assert warning.startswith("engine 'ailing' (ailing 1.0) is passed over: ")
 
 
 def test_answers_of_gsm8k_are_graded_on_both_servers(evaluate, bench):

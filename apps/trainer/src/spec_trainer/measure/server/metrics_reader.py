@@ -1,4 +1,4 @@
-"""Find the engine plugin that recognizes the metrics of a running server."""
+"""Read the counters of a running server by the engine plugin that recognizes its page of metrics."""
 
 from __future__ import annotations
 
@@ -6,26 +6,51 @@ import logging
 from typing import TYPE_CHECKING
 
 from spec_core import Engine, foreign_errors
-from spec_core.errors import PluginError
+from spec_core.errors import PluginError, SpecError
+from spec_core.foreign import cause
 from spec_core.plugins import find, load_each
+from spec_trainer.measure.server.checked_counters import checked_counters
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from spec_core import Serving
+    from spec_core.records import ServerCounters
 
 log = logging.getLogger(__name__)
 
 
-def program_of(metrics: str) -> tuple[str, Serving] | None:
-    """Return name and Serving of the engine whose plugin recognizes the metrics page, or None."""
-    for name, engine_type in load_each(Engine):
+def read_counters(
+    metrics: str, url: str, engines: Container[str] | None = None
+) -> tuple[str, ServerCounters] | None:
+    """Return the name of the engine whose plugin recognizes the metrics of the server ``url``, and its counters.
+
+    ``engines``: names of the plugins to ask; None means all. Return None if all say that the metrics are another
+    program's. If a plugin fails or returns invalid counters, and no other recognizes the metrics, raise PluginError.
+    """
+    failures: list[PluginError] = []
+    for name, engine_type in load_each(Engine, engines):
         if isinstance(engine_type, PluginError) or engine_type.serving is None:
             continue
         try:
-            with foreign_errors(PluginError, f"engine {name!r} ({find(Engine, name).owner}) is passed over"):
-                recognized = engine_type.serving.counters(metrics) is not None
+            counters = _counters(name, engine_type.serving, metrics, url)
         except PluginError as error:
-            log.warning("%s, for it cannot say whether metrics are its own", error)
+            failures.append(error)
             continue
-        if recognized:
-            return name, engine_type.serving
+        if counters is not None:
+            for failure in failures:
+                log.warning("%s; engine %r can", failure, name)
+            return name, counters
+    for failure in failures:
+        raise failure
     return None
+
+
+def _counters(name: str, serving: Serving, metrics: str, url: str) -> ServerCounters | None:
+    problem = f"engine {name!r} ({find(Engine, name).owner}) cannot read the metrics of {url}"
+    with foreign_errors(PluginError, problem):
+        try:
+            answer = serving.counters(metrics)
+        except SpecError as error:  # foreign_errors would pass it on without the plugin's name
+            raise ValueError(cause(error)) from error
+        return checked_counters(answer)

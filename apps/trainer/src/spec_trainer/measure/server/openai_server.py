@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,11 @@ from spec_core.wording import one_line, shortened, shown
 from spec_kit.live_traffic import LEARN_HEADER
 from spec_processes.sockets import HttpClient, check_secret
 from spec_trainer.measure.evaluation.latency import AnswerTimes
-from spec_trainer.measure.server.metrics_reader import program_of
+from spec_trainer.measure.server.metrics_reader import read_counters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from spec_core import Serving
     from spec_core.records import ServerCounters
     from spec_trainer.measure.server.questions import Question
 
@@ -57,15 +56,15 @@ class OpenAiServer(Resource):
         """Request the model's name from the server at ``url``; no answer may take longer than ``timeout_s``.
 
         Raise ConfigError for an invalid URL, or an API key that no HTTP header can carry. Raise EngineError
-        if no server answers.
+        if no server answers, PluginError if a plugin fails to read its metrics and no other recognizes them.
         """
         self._client = HttpClient(url.rstrip("/").removesuffix("/v1"), _api_key(), _NOT_TO_BE_LEARNT)
         self.url, self._timeout_s = self._client.url, timeout_s
         self.model = self._first_model()
         self.engine_name: str | None = None
         """Name of the engine that the server runs; None if no plugin recognizes the server's metrics."""
-        self._serving: Serving | None = None
-        self._find_engine()
+        if (found := self._read_counters()) is not None:
+            self.engine_name, _ = found
 
     def answer(self, question: Question, options: Mapping[str, Any]) -> ServedAnswer:
         """Return the server's answer. ``options``: further fields of the request, such as ``max_tokens``.
@@ -98,17 +97,13 @@ class OpenAiServer(Resource):
         return ServedAnswer(text="".join(texts), num_tokens=num_tokens, times=times)
 
     def counters(self) -> ServerCounters | None:
-        """Return the server's counters since its start; None if no plugin can read its metrics."""
-        if self._serving is None:
+        """Return the server's counters since its start; None if no plugin recognizes its metrics.
+
+        Raise PluginError if the plugin fails, or returns invalid counters.
+        """
+        if self.engine_name is None or (found := self._read_counters([self.engine_name])) is None:
             return None
-        with (
-            suppress(EngineError),
-            foreign_errors(
-                EngineError, f"{self.url} has metrics that engine {self.engine_name!r} cannot read"
-            ),
-        ):
-            return self._serving.counters(self._page("/metrics"))
-        return None
+        return found[1]
 
     def close(self) -> None:
         """Make all current and later requests raise EngineError; any thread may call it."""
@@ -122,15 +117,13 @@ class OpenAiServer(Resource):
                 raise TypeError(f"expected a name, got {shown(model)}")
             return model
 
-    def _find_engine(self) -> None:
-        """Find the engine plugin that recognizes the server's metrics."""
+    def _read_counters(self, engines: Sequence[str] | None = None) -> tuple[str, ServerCounters] | None:
+        """Return engine and counters as ``read_counters`` does; None also for a server without metrics."""
         try:
             metrics = self._page("/metrics")
         except EngineError:
-            return
-        found = program_of(metrics)
-        if found is not None:
-            self.engine_name, self._serving = found
+            return None
+        return read_counters(metrics, self.url, engines)
 
     def _page(self, path: str) -> str:
         limit_s = min(_SHORT_ANSWER_S, self._timeout_s)
