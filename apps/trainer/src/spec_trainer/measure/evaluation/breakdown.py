@@ -6,12 +6,12 @@ if it yields more tokens than the target computes alone in the same time.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Proposal, Proposer
 from spec_core.wording import counted
+from spec_trainer.measure.evaluation.measure import logged
 from spec_trainer.measure.evaluation.tables import setting_lines
 from spec_trainer.workers.passes import decode
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from spec_core import Engine
     from spec_trainer.measure.evaluation.workload import Workload
     from spec_trainer.workers.passes import Pass
-
-log = logging.getLogger(__name__)
 
 
 class FreeGuesses(Proposer):
@@ -111,9 +109,8 @@ def _decode_each(
 
 def _decode(engine: Engine, work: Workload, size: int, num_draft_tokens: int, how: str) -> Pass:
     what = f"decoding prompts ({size} at once, draft tokens: {num_draft_tokens}) {how}"
-    log.info("%s", what)
     sampling = replace(work.greedy, num_draft_tokens=num_draft_tokens, concurrency=size, stop_at_eos=False)
-    return decode(engine, work.enough_for(size), sampling, what)
+    return logged(what, lambda: decode(engine, work.enough_for(size), sampling, what))
 
 
 def _round(

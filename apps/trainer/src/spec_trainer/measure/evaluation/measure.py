@@ -111,7 +111,7 @@ def decode_once_with(engine: Engine, draft_model: Path, work: Workload, what: st
     """
     engine.load_draft(draft_model)
     name = f"decoding prompts ({len(work.prompts)}) with {what}"
-    return _logged(name, lambda: decode(engine, work.prompts, work.timed, name))
+    return logged(name, lambda: decode(engine, work.prompts, work.timed, name))
 
 
 def _decode_all(engine: Engine, work: Workload, how: str, loads: Mapping[int, Pass] | None = None) -> Passes:
@@ -125,7 +125,7 @@ def _decode_all(engine: Engine, work: Workload, how: str, loads: Mapping[int, Pa
     return Passes(greedy=greedy, sampled=sampled, loads=loads)
 
 
-def _logged(what: str, decode_one: Callable[[], Pass]) -> Pass:
+def logged(what: str, decode_one: Callable[[], Pass]) -> Pass:
     """Decode one pass, and log its figures as soon as it is done, so that a command that is killed has shown them."""
     log.info("%s", what)
     done = decode_one()
@@ -141,14 +141,14 @@ def _decode_loads(engine: Engine, work: Workload, how: str) -> dict[int, Pass]:
 def _decode_load(engine: Engine, work: Workload, size: int, how: str) -> Pass:
     what = f"timing answers at concurrency {size} {how}"
     streamed = replace(work.timed, with_times=True, concurrency=size)
-    return _logged(what, lambda: decode(engine, work.enough_for(size), streamed, what))
+    return logged(what, lambda: decode(engine, work.enough_for(size), streamed, what))
 
 
 def _decode_once(engine: Engine, work: Workload, sampling: SamplingParams, what: str) -> Pass:
     if not work.benchmarks:
-        return _logged(what, lambda: decode(engine, work.prompts, sampling, what))
+        return logged(what, lambda: decode(engine, work.prompts, sampling, what))
     passes = {
         name: partial(decode, engine, prompts, sampling, f"{what}, {name}")
         for name, prompts in work.by_benchmark().items()
     }
-    return _logged(what, lambda: Pass.joined({name: decode_one() for name, decode_one in passes.items()}))
+    return logged(what, lambda: Pass.joined({name: decode_one() for name, decode_one in passes.items()}))
