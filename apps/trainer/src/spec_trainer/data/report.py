@@ -62,6 +62,11 @@ class DataReport:
         self.tokens = sum(len(sample) for sample in samples)
         self.supervised_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
 
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of samples and tokens that are used."""
+        names = ("kept", "held_out", "tokens", "supervised_tokens")
+        return {name: getattr(self, name) for name in names}
+
     def __str__(self) -> str:
         """Return the report as one paragraph."""
         notes = {**self.notes, "cut to data.max_length": self.truncated}

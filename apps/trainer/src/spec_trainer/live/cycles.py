@@ -15,6 +15,7 @@ from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.data.batching import epoch_order
 from spec_trainer.report.page import write_report
 from spec_trainer.run.draft_trainer import export_draft
+from spec_trainer.run.model_card import write_run_card
 from spec_trainer.run.timer import Timer
 from spec_trainer.training.checkpoint.store import read_weights
 from spec_trainer.training.wiring import new_module
@@ -182,7 +183,9 @@ class _Run:
             name: seconds for name, seconds in summary["time_s"].items() if name != "other"
         }
         summary |= {"cycles": cycles, "time_s": self._timer.breakdown()}
-        self._spec.directory.write_summary(summary)
+        spec = self._spec
+        spec.directory.write_summary(summary)
+        write_run_card(spec.directory.draft, spec.draft, spec.target, spec.config, summary)
         write_report(self._spec.directory, f"Training of {summary['description']}", summary)
 
 

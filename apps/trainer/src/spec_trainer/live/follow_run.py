@@ -25,6 +25,7 @@ from spec_trainer.live.verdicts import note_verdict
 from spec_trainer.push.servers import ANSWER_S
 from spec_trainer.report.page import write_report
 from spec_trainer.run.metrics import read_metrics
+from spec_trainer.run.model_card import write_run_card
 from spec_trainer.run.records import length_of_served
 from spec_trainer.workers.run_driver import RankTask
 
@@ -280,4 +281,5 @@ class FollowRun:
             "left_out": dict(self._traffic.left_out + self._reservoir.left_out),
         }
         directory.write_summary(summary)
+        write_run_card(directory.draft, spec.draft, spec.target, spec.config, summary)
         write_report(directory, f"Training of {summary['description']}", summary)

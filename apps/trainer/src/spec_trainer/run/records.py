@@ -145,6 +145,31 @@ class CycleFigures(Figures):
     prefill_s: float = 0.0
 
 
+class SampleCounts(pydantic.BaseModel):
+    """Numbers of samples and tokens of a run's data."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    kept: _Count
+    held_out: _Count
+    tokens: _Count
+    supervised_tokens: _Count
+
+
+class CardFigures(pydantic.BaseModel):
+    """Fields of summary.json that a draft's model card has."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    steps: _Count
+    tokens: _Count = 0
+    samples: SampleCounts | None = None
+    acceptance_length: float | None = None
+    acceptance_per_position: list[float] = []
+    eval_acceptance_length: float | None = None
+    eval_accuracy: list[float] = []
+
+
 class KeptSummary(pydantic.BaseModel):
     """Fields of an existing summary.json that are copied to the new one if the run was already complete."""
 

@@ -18,6 +18,7 @@ from spec_trainer.run.draft_trainer import DraftTrainer
 from spec_trainer.run.few_steps import few_steps_warning
 from spec_trainer.run.log import RunLog
 from spec_trainer.run.metrics import read_metrics
+from spec_trainer.run.model_card import write_run_card
 from spec_trainer.run.records import KeptSummary, read_figures
 from spec_trainer.run.serving import serving_commands
 from spec_trainer.run.timer import Timer
@@ -264,6 +265,7 @@ def _finish(state: TrainState, last: dict[str, Any]) -> None:
     if failed := state.log.close_trackers():
         summary["trackers_failed"] = failed
     directory.write_summary(summary)
+    write_run_card(directory.draft, state.spec.draft, state.spec.target, state.spec.config, summary)
     if pushed := state.pushes.finish():
         summary["last_pushes"] = pushed
         directory.write_summary(summary)
@@ -298,6 +300,7 @@ def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
             state.spec.target, state.spec.draft, directory.draft, state.spec.num_draft_tokens
         ),
         "data": str(state.spec.source.report),
+        "samples": state.spec.source.report.counts(),
         "warnings": [
             *filter(None, [few_steps_warning(state.spec.config.train, state.spec.schedule.total_steps)])
         ],

@@ -11,6 +11,7 @@ from spec_trainer.base.disk import check_writable
 from spec_trainer.base.hub import resolve_target
 from spec_trainer.configuration.chat import read_chat_record
 from spec_trainer.run.draft_trainer import export_draft
+from spec_trainer.run.model_card import write_card
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,4 +46,5 @@ def convert_draft(
     if file_format is not None:
         return file_format.write(draft, weights, target, output)
     export_draft(draft, weights, target, output, read_chat_record(draft_model))
+    write_card(output, draft, target, draft.default_draft_tokens, {})
     return {}

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.base.disk import check_writable
 from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.data.tokens import Encoder
 from spec_trainer.measure.evaluation.document import summarise
@@ -20,6 +21,7 @@ from spec_trainer.measure.evaluation.measure import (
 from spec_trainer.measure.evaluation.prepare import prepare
 from spec_trainer.measure.evaluation.sweep import draft_tokens_by_load
 from spec_trainer.run.draft_trainer import export_draft
+from spec_trainer.run.model_card import CARD, add_section, check_card, evaluation_section, write_card
 from spec_trainer.run.serving import commands_by_load, serving_commands
 from spec_trainer.training.wiring import create_engine
 
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
     """Return the document of ``evaluate --json``; ``words`` are arguments such as ``engine.key=value``."""
     evaluation = prepare(request, words)
+    if request.card:
+        check_writable(request.draft_folder, "draft folder")
+        check_card(request.draft_folder)
     with TemporaryDirectory() as scratch:
         untrained = None
         if request.untrained:
@@ -49,7 +54,7 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
     if len(by_load := draft_tokens_by_load(figures)) > 1:
         commands, not_by_load = commands_by_load(*served, by_load, serve)
         serve |= commands
-    return {
+    document = {
         "target": str(evaluation.target.folder),
         "draft": str(request.draft_folder),
         "engine": evaluation.options.engine_type.name,
@@ -62,6 +67,12 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
         "serve": serve,
         "not_by_load": not_by_load,
     }
+    if request.card:
+        if not (request.draft_folder / CARD).exists():
+            draft_tokens = figures["num_draft_tokens"]
+            write_card(request.draft_folder, evaluation.draft, evaluation.target, draft_tokens, {})
+        add_section(request.draft_folder, "Evaluation", evaluation_section(document))
+    return document
 
 
 def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:

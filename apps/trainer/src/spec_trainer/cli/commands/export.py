@@ -12,7 +12,9 @@ from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.base.disk import check_writable, new_folder, not_written
 from spec_trainer.base.hub import resolve_target
 from spec_trainer.plan.resolve import resolved_config
+from spec_trainer.run.directory import RunDirectory
 from spec_trainer.run.draft_trainer import export_draft
+from spec_trainer.run.model_card import figures_of_run, write_run_card
 from spec_trainer.run.serving import serving_commands
 from spec_trainer.training.checkpoint.folder import check_whole
 from spec_trainer.training.checkpoint.store import read_weights
@@ -68,6 +70,9 @@ def export_checkpoint(
         draft = recognise(output, target)
     else:
         export_draft(draft, weights, target, output, config.data)
+        of_run = figures_of_run(RunDirectory(checkpoint.absolute().parent.parent).summary, meta.step)
+        of_step = {"steps": meta.step, "eval_acceptance_length": meta.acceptance_length}
+        write_run_card(output, draft, target, config, of_run or of_step)
     return figures | {"serve": serving_commands(target, draft, output, num_draft_tokens)}
 
 

@@ -42,6 +42,7 @@ from spec_trainer.measure.evaluation.workload import Workload
 from spec_trainer.plan.resolve import resolve
 from spec_trainer.report.page import write_report
 from spec_trainer.run.directory import RunDirectory
+from spec_trainer.run.model_card import write_run_card
 from spec_trainer.run.serving import serving_commands
 from spec_trainer.training.wiring import create_engine
 from spec_trainer.workers.passes import decode
@@ -158,6 +159,7 @@ def run_quickstart(
     )
     summary["serve"] = serving_commands(run.target, run.draft, run.directory.draft, sampling.num_draft_tokens)
     run.directory.write_summary(summary)
+    write_run_card(run.directory.draft, run.draft, run.target, run.config, summary)
     stages.begin(REPORT)
     write_report(run.directory, "Quickstart: a draft for a tiny target", summary)
     return summary

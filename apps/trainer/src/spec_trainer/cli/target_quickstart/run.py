@@ -30,6 +30,7 @@ from spec_trainer.cli.target_quickstart.recipe import answers_per_s
 from spec_trainer.cli.target_quickstart.training import resolved_run, train_draft
 from spec_trainer.cli.target_quickstart.work import check_request
 from spec_trainer.report.page import report_page
+from spec_trainer.run.model_card import evaluation_section, write_run_card
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -133,6 +134,9 @@ def _measure_cost(work: Work, one: Round, limit: TimeLimit) -> None:
 def _write_report(work: Work, one: Round) -> None:
     run, summary = resolved_run(work, one), outcome(work, one)
     write_document(work.folder.summary, summary)
+    figures = {key: value for key, value in summary.items() if not key.startswith("acceptance_")}
+    evaluated = {"Evaluation": evaluation_section(summary)}
+    write_run_card(one.draft, run.draft, run.target, run.config, figures, evaluated)
     title = f"A draft for {work.target.folder.resolve().name}"
     write_atomically(work.folder.report, report_page(run.directory, title, summary))
 

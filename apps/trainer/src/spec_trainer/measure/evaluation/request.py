@@ -10,6 +10,7 @@ from spec_core.wording import shortened, shown
 
 _OF_AN_ENGINE = (
     "target", "draft_model", "draft", "engine", "backend", "num_draft_tokens", "untrained", "breakdown",
+    "card",
 )  # fmt: skip
 """Options of an engine that the command starts; ``--server`` refuses them."""
 _MOST_REQUESTS = 1024
@@ -64,6 +65,8 @@ class EvaluationRequest:
     """Seed of sampling."""
     timeout_s: float = 600.0
     """Longest time for one answer of a server."""
+    card: bool = False
+    """Also write the figures into the model card (README.md) in the draft's folder."""
     report: Path | None = None
     """File to write the figures and plots to, as one page of HTML that needs no network."""
 
@@ -131,7 +134,7 @@ class EvaluationRequest:
             raise ConfigError("--breakdown needs --target, and one of --draft-model FOLDER and --draft NAME")
         if self.prompts is None:
             raise ConfigError("--breakdown needs --prompts FILE")
-        for name in ("temperature", "untrained", "report"):
+        for name in ("temperature", "untrained", "card", "report"):
             if getattr(self, name) not in (None, False):
                 raise ConfigError(
                     f"--{name} is not for --breakdown, which decodes greedily and prints a table"
