@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from spec_core.errors import DataError
+from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.app import run
-from spec_trainer.cli.commands.regenerate import prepare_regeneration
+from spec_trainer.cli.commands.regenerate import prepare_regeneration, regenerate_answers
 from spec_trainer.measure.regeneration.request import RegenerationRequest
 
 from ..byte_chats import byte_chat_target, chat_rows
@@ -133,6 +134,22 @@ def test_killed_and_asked_to_stop_it_goes_on_to_the_same_file(
     assert child.returncode == 130, err
     left = re.search(r"rows left: (\d+); the same command goes on there$", err.splitlines()[-1])
     assert len(rows_of(output)) + int(left[1]) == ROWS
+    assert run(words(output)) == 0
+    assert output.read_text() == answered.read_text()
+
+
+def test_at_a_limit_of_time_it_ends_and_goes_on_to_the_same_file(
+    words: Callable[..., list[str]], answered: Path, target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """A limit that is over leaves at most one row: the answer that ends first may be one of several turns."""
+    output = tmp_path / "answers.jsonl"
+    request = RegenerationRequest(
+        target=str(target), data=str(prompts), output=output, max_new_tokens=24, seed=3
+    )
+    document = regenerate_answers(request, limit=TimeLimit(0))
+    assert document["rows"] == ROWS
+    assert document["rows_written"] == len(rows_of(output)) <= 1
+    assert document["generated_tokens"] > 0
     assert run(words(output)) == 0
     assert output.read_text() == answered.read_text()
 

@@ -1,6 +1,7 @@
 """Signals ask; only a second SIGINT insists."""
 
 import signal
+import threading
 
 import pytest
 
@@ -57,3 +58,37 @@ def test_under_nohup_the_terminal_s_end_is_no_request():
         signal.raise_signal(signal.SIGHUP)
         assert not stop.requested
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+WAIT_S = 60.0
+"""Longest time for a timer to come, on a busy machine."""
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 0.05])
+def test_after_a_time_a_stop_is_requested_without_a_signal(seconds, capfd):
+    told = threading.Event()
+    with StopRequest() as stop:
+        stop.on_request(told.set)
+        stop.request_after(seconds)
+        assert told.wait(WAIT_S)
+        assert stop.requested
+    assert capfd.readouterr().err == "", "nobody has pressed a key"
+
+
+def test_a_sigint_after_the_time_interrupts_at_once():
+    told = threading.Event()
+    with StopRequest() as stop:
+        stop.on_request(told.set)
+        stop.request_after(0.0)
+        assert told.wait(WAIT_S)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_after_the_block_no_stop_is_requested():
+    told = threading.Event()
+    with StopRequest() as stop:
+        stop.on_request(told.set)
+        stop.request_after(0.2)
+    assert not told.wait(0.5)
+    assert not stop.requested

@@ -29,6 +29,12 @@ def test_few_steps_are_named_with_what_gives_enough(train, num_steps, words):
     assert "\n" not in line
 
 
+def test_where_the_user_does_not_set_the_steps_the_advice_is_what_the_user_sets():
+    line = few_steps_warning(TrainConfig(steps=50), 50, "give a larger --budget")
+    assert line.endswith("; 100 or more are advised; give a larger --budget")
+    assert "train." not in line
+
+
 def test_a_short_warm_up_is_left_as_it_is():
     assert "for a short trial" not in few_steps_warning(TrainConfig(warmup_steps=2), 50)
 

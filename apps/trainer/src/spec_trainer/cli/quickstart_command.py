@@ -28,7 +28,7 @@ def quickstart(
     data: str | None = None,
     budget: str | None = None,
     draft: str = DEFAULT_PLUGINS["draft"],
-    engine: str = DEFAULT_PLUGINS["engine"],
+    engine: str | None = None,
     backend: str | None = None,
     output: Path | None = None,
     seed: Annotated[int, Parameter(validator=Number(gte=0, lt=2**63))] = 0,
@@ -51,7 +51,8 @@ def quickstart(
     draft
         Drafting algorithm.
     engine
-        Engine that runs the target.
+        Engine that runs the target. By default hf; with --target and an accelerator, the first engine with processes
+        of its own that can run the target there, if there is one.
     backend
         Hardware; a backend plugin. By default cpu; with --target, one that has devices of its own here, if there is
         one.
@@ -66,6 +67,7 @@ def quickstart(
     from spec_trainer.run.serving import closing_lines
 
     if target is None:
+        engine = engine or DEFAULT_PLUGINS["engine"]
         summary, shown = _of_a_tiny_target(draft, engine, backend, output or Path("runs/quickstart"), seed)
     else:
         request = TargetQuickstart(

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
 
 
-def run_warnings(run: RunSpec, sizes: RunSizes) -> list[str]:
-    """Return a line for each reason to expect a poor draft or too little memory."""
+def run_warnings(run: RunSpec, sizes: RunSizes, more_steps: str | None = None) -> list[str]:
+    """Return a line for each reason to expect a poor draft or too little memory.
+
+    ``more_steps``: what a user has to do for more steps, if not to set configuration keys.
+    """
     found = (
-        few_steps_warning(run.config.train, run.schedule.total_steps),
+        few_steps_warning(run.config.train, run.schedule.total_steps, more_steps),
         end_token_warning(run.dataset.train, run.target),
         marks_warning(run.dataset.report),
         position_warning(run.draft, run.target),

@@ -9,41 +9,9 @@ from spec_trainer.cli.app import run
 from spec_trainer.cli.target_quickstart import folder
 from spec_trainer.cli.target_quickstart import run as quickstart
 from spec_trainer.cli.target_quickstart.budget import SHARES
-from spec_trainer.cli.target_quickstart.request import TargetQuickstart
 from spec_trainer.run.metrics import read_metrics
 
-from .....byte_chats import byte_chat_target
-
-SECONDS = 10.0
-"""The budget of a round: each stage ends in time, or at its least size."""
-
-
-@pytest.fixture(scope="module")
-def target(make_target):
-    return byte_chat_target(make_target)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    file = tmp_path_factory.mktemp("data") / "prompts.jsonl"
-    rows = [{"messages": [{"role": "user", "content": f"question {number}?"}]} for number in range(400)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
-@pytest.fixture
-def request_of(target, tmp_path):
-    def build(**options):
-        given = {
-            "draft": "eagle3",
-            "engine": "hf",
-            "backend": "cpu",
-            "output": tmp_path / "out",
-            "budget_s": SECONDS,
-        }
-        return TargetQuickstart(**{"target": str(target), **given, **options})
-
-    return build
+from .conftest import SECONDS
 
 
 def rows_of(file):
@@ -80,6 +48,7 @@ def test_rounds_go_on_from_one_another(request_of, data, tmp_path, monkeypatch):
     report = (out / "report.html").read_text()
     assert f"of {data}" in report
     assert "One answer at a time" in report
+    assert any("too few steps" in warning for warning in summary["warnings"]) == (summary["steps"] < 100)
 
     before = contents(out)
     assert quickstart.run_target_quickstart(request_of(data=str(data))) == summary

@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run_training(spec: RunSpec, limit: TimeLimit | None = None) -> dict[str, Any]:
+def run_training(
+    spec: RunSpec, limit: TimeLimit | None = None, more_steps: str | None = None
+) -> dict[str, Any]:
     """Train the draft, export it, and return the summary; resume if the run directory has checkpoints.
 
     ``limit``: raise Interrupted after the step that is under way then, as when a user stops the command.
+    ``more_steps``: what a user has to do for more steps, if not to set configuration keys.
     """
     check_servers(spec)
     with spec.directory.locked(), StopRequest() as stop:
@@ -48,17 +51,17 @@ def run_training(spec: RunSpec, limit: TimeLimit | None = None) -> dict[str, Any
         )
         if checkpoints.first is not None:
             check_strategy(spec.strategy_type, checkpoints.first)
-        for warning in run_warnings(spec, RunSizes(spec)):
+        for warning in run_warnings(spec, RunSizes(spec), more_steps):
             log.warning("%s", warning)
-        start, asked, limit = checkpoints.first, spec, spec.config.train.restarts
-        for restart in range(limit):
+        start, asked, restarts = checkpoints.first, spec, spec.config.train.restarts
+        for restart in range(restarts):
             try:
                 return _train_from(start, spec, stop)
             except RunError as error:
                 if stop.requested:
                     raise
                 again = "the run begins again at this command's newest checkpoint, or where it began"
-                log.warning("%s; %s (%d of train.restarts=%d)", error, again, restart + 1, limit)
+                log.warning("%s; %s (%d of train.restarts=%d)", error, again, restart + 1, restarts)
                 start, before, spec = checkpoints.newest(), spec, asked.with_room()
                 _note_room(asked, before, spec)
         return _train_from(start, spec, stop)

@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import RunError
+from spec_core.wording import counted
+from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.commands.regenerate import regenerate_answers
 from spec_trainer.cli.target_quickstart.folder import read_all, read_document, write_document, write_rows
-from spec_trainer.cli.target_quickstart.recipe import answer_tokens
+from spec_trainer.cli.target_quickstart.recipe import FEWEST_ANSWER_TOKENS, answer_tokens
 from spec_trainer.measure.regeneration.request import RegenerationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spec_trainer.base.time_limit import TimeLimit
     from spec_trainer.cli.target_quickstart.folder import Round
     from spec_trainer.cli.target_quickstart.work import Work
+
+log = logging.getLogger(__name__)
 
 _FEWEST = 2
 """Number of answers without which nothing can be trained and nothing held out."""
 
 
-def answer_round(work: Work, one: Round, earlier: Sequence[Round], limit: TimeLimit) -> None:
+def answer_round(
+    work: Work, one: Round, earlier: Sequence[Round], limit: TimeLimit, whole: TimeLimit
+) -> None:
     """Answer prompts until the time is over; write the training data, with the answers of ``earlier`` rounds.
 
-    Raise RunError if there are hardly any answers.
+    ``whole``: the end of the round. With hardly any answers, shorter ones are tried until then. Raise RunError if
+    there are still hardly any.
     """
+    before = read_all(earlier[-1].training) if earlier else []
+    _answer(work, one, limit)
+    while len(rows := _sorted(one)) < _FEWEST and not whole.is_over and _shorten(one):
+        _answer(work, one, TimeLimit(whole.left_s / 2))
+    if len(before) + len(rows) < _FEWEST:
+        given = counted(len(rows), "answer")
+        raise RunError(
+            f"the target gave {given} within the budget; give a larger --budget, and the same command goes on"
+        )
+    write_rows(one.training, [*before, *rows])
+
+
+def _answer(work: Work, one: Round, limit: TimeLimit) -> None:
     if not one.answer_settings.exists():  # a later call has to answer by the same ones
         token_s = read_document(work.folder.cost)["token_ms"] / 1000
         num_prompts = len(read_all(one.prompts))
@@ -35,20 +55,25 @@ def answer_round(work: Work, one: Round, earlier: Sequence[Round], limit: TimeLi
         target=str(work.target.folder),
         data=str(one.prompts),
         output=one.answers,
-        engine=work.request.engine,
+        engine=work.engine,
         backend=work.machine.backend,
         max_new_tokens=read_document(one.answer_settings)["max_new_tokens"],
         seed=work.request.seed,
         on_bad_row="skip",
     )
     regenerate_answers(request, work.engine_words, limit)
-    rows = [*(read_all(earlier[-1].training) if earlier else ()), *_sorted(one)]
-    if len(rows) < _FEWEST:
-        raise RunError(
-            f"the target gave {len(rows)} answers in its share of the budget; give a larger --budget, and the same "
-            "command goes on"
-        )
-    write_rows(one.training, rows)
+
+
+def _shorten(one: Round) -> bool:
+    """Halve the length of the answers and drop those that are there; return False if all are there or short."""
+    longest = read_document(one.answer_settings)["max_new_tokens"]
+    if longest <= FEWEST_ANSWER_TOKENS or not unanswered(one):
+        return False
+    shorter = max(FEWEST_ANSWER_TOKENS, longest // 2)
+    log.warning("hardly any answer of %d tokens was done in time; they get %d tokens", longest, shorter)
+    one.answers.unlink(missing_ok=True)  # it has the settings of its answers
+    write_document(one.answer_settings, {"max_new_tokens": shorter})
+    return True
 
 
 def unanswered(one: Round) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ def measure_draft(work: Work, one: Round, limit: TimeLimit) -> dict[str, Any]:
         target=str(work.target.folder),
         draft_model=one.draft,
         prompts=work.folder.held_out,
-        engine=work.request.engine,
+        engine=work.engine,
         backend=work.machine.backend,
         max_new_tokens=min(max(fitting, _FEWEST_TOKENS), _MOST_TOKENS),
         concurrency="1",

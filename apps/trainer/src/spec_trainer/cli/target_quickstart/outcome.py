@@ -8,7 +8,8 @@ from spec_trainer.cli.target_quickstart.cost import can_pay
 from spec_trainer.cli.target_quickstart.figures import expected_speedups
 from spec_trainer.cli.target_quickstart.folder import read_document
 from spec_trainer.cli.target_quickstart.prompts import THE_TARGET
-from spec_trainer.cli.target_quickstart.training import resolved_run
+from spec_trainer.cli.target_quickstart.training import MORE_STEPS, resolved_run
+from spec_trainer.run.few_steps import few_steps_warning
 from spec_trainer.run.serving import serving_commands
 
 if TYPE_CHECKING:
@@ -24,12 +25,16 @@ def outcome(work: Work, one: Round) -> dict[str, Any]:
     cost, counts, recipe = (read_document(file) for file in (work.folder.cost, one.prompt_counts, one.recipe))
     speedups = expected_speedups(cost, figures["acceptance_per_position"])
     best = max(speedups, key=speedups.__getitem__, default=figures["num_draft_tokens"])
+    few = few_steps_warning(run.config.train, run.schedule.total_steps, MORE_STEPS)
     summary = run.directory.read_summary()
     return {
         **summary,
         **figures,
         "description": f"{_of_prompts(counts)}. {_of_training(recipe, work)}. {_of_cost(cost)}.",
-        "warnings": [*figures["warnings"], *([] if can_pay(cost) else [cost["verdict"]])],
+        "warnings": [
+            *figures["warnings"],
+            *filter(None, [few, None if can_pay(cost) else cost["verdict"]]),
+        ],
         "breakdown": cost,
         "prompts": {**counts, "held_out": figures["prompts"]},
         "recipe": recipe,

@@ -24,7 +24,8 @@ _LONG_CPU_S, _LONG_GPU_S = 600.0, 3600.0
 """Budgets from which the chain is unrolled further: each step of it costs about as much as the first."""
 _FEWEST_BATCHES = 8
 """Least number of batches in a pass over the data: with fewer steps a draft hardly leaves its initial weights."""
-_FEWEST_ANSWER_TOKENS = 24
+FEWEST_ANSWER_TOKENS = 24
+"""Least length of an answer: shorter ones are hardly more than their first words."""
 _ANSWERS_IN_TURN = 3
 """Answers that follow one another in a batch: those that are under way at the end of the time are dropped."""
 _BATCH = 2.0
@@ -165,4 +166,4 @@ def answer_tokens(seconds: float, token_s: float, num_prompts: int, most: int) -
     """
     in_turn = min(_ANSWERS_IN_TURN, math.ceil(num_prompts / _AT_ONCE))
     fitting = int(seconds / (max(1, in_turn) * _BATCH * token_s))
-    return min(most, max(_FEWEST_ANSWER_TOKENS, fitting))
+    return min(most, max(FEWEST_ANSWER_TOKENS, fitting))

@@ -27,8 +27,8 @@ class TargetQuickstart:
     """Seconds that all calls with this output may take together."""
     draft: str
     """Drafting algorithm; a draft plugin."""
-    engine: str
-    """Engine that runs the target; an engine plugin."""
+    engine: str | None = None
+    """Engine that runs the target; an engine plugin. None: see ``engine.choose_engine``."""
     backend: str | None = None
     """Hardware; a backend plugin. None: the first one that has devices of its own here, or else the default."""
     output: Path | None = None

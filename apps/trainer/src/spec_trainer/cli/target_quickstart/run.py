@@ -77,12 +77,13 @@ def _complete(work: Work, one: Round) -> None:
     stages: Mapping[str, Callable[[TimeLimit], object]] = {
         PROMPTS: lambda limit: _collect_prompts(work, one, earlier, limit),
         COST: lambda limit: _measure_cost(work, one, limit),
-        ANSWERS: lambda limit: answer_round(work, one, earlier, limit),
+        ANSWERS: lambda limit: answer_round(work, one, earlier, limit, whole),
         TRAINING: lambda limit: train_draft(work, one, earlier, limit),
         FIGURES: lambda limit: write_document(one.figures, measure_draft(work, one, limit)),
         REPORT: lambda _: _write_report(work, one),
     }
     assert list(stages) == list(SHARES), "the stages have shares of the time"
+    whole = TimeLimit(one.budget_s - sum(one.spent.values()))
     for stage, perform in stages.items():
         spent = one.spent
         if stage in spent:
@@ -147,5 +148,5 @@ def _description(work: Work) -> str:
     return (
         f"target: {target.model_type}, {target.num_layers} layers of width {target.hidden_size}, vocabulary "
         f"{target.vocab_size:,}; machine: {machine.backend}, {len(os.sched_getaffinity(0))} cores, {dtype}; draft: "
-        f"{work.request.draft}, engine: {work.request.engine}; all files are in {work.folder.root}"
+        f"{work.request.draft}, engine: {work.engine}; all files are in {work.folder.root}"
     )

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MORE_STEPS = "give a larger --budget, and the same command trains the draft further"
+"""The advice to a user whose run has too few steps."""
 _TIMED_SHARE = 0.25
 """Share of the time after which the steps so far say how many more there can be."""
 _UNKNOWN_STEPS = 100_000
@@ -42,12 +44,12 @@ def train_draft(work: Work, one: Round, earlier: Sequence[Round], limit: TimeLim
     if "steps" not in read_document(one.recipe):
         _time_steps(work, one, limit)
     try:
-        run_training(resolved_run(work, one), TimeLimit(limit.left_s - _around_s(one)))
+        run_training(resolved_run(work, one), TimeLimit(limit.left_s - _around_s(one)), MORE_STEPS)
     except Interrupted:
         if limit.left_s > _around_s(one):  # the user has stopped it
             raise
         _note_pace(one, _done_steps(one) + 1)
-        run_training(resolved_run(work, one))
+        run_training(resolved_run(work, one), more_steps=MORE_STEPS)
 
 
 def resolved_run(work: Work, one: Round) -> RunSpec:
@@ -58,7 +60,7 @@ def resolved_run(work: Work, one: Round) -> RunSpec:
         "data.path": str(one.training),
         "backend.name": work.machine.backend,
         "draft.name": work.request.draft,
-        "engine.name": work.request.engine,
+        "engine.name": work.engine,
         "output": str(one.run),
         "seed": work.request.seed,
         "train.steps": recipe.get("steps", _UNKNOWN_STEPS),

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 from spec_core import Draft
 from spec_core.plugins import load_available
 from spec_trainer.base.hub import resolve_target
+from spec_trainer.cli.target_quickstart.engine import choose_engine
 from spec_trainer.cli.target_quickstart.folder import QuickstartFolder
 from spec_trainer.cli.target_quickstart.prompts import check_source
 from spec_trainer.cli.target_quickstart.recipe import (
     Lengths,
     Machine,
-    engine_words,
     lengths,
     look_at_machine,
 )
-from spec_trainer.configuration.engine_options import read_engine_options
 from spec_trainer.data.tokens import Encoder
 
 if TYPE_CHECKING:
@@ -46,6 +45,11 @@ class Work:
         return QuickstartFolder(self.request.folder)
 
     @property
+    def engine(self) -> str:
+        """The name of the engine."""
+        return self.options.config.engine.name
+
+    @property
     def lengths(self) -> Lengths:
         """The lengths of prompts and answers."""
         return lengths(self.target, self.machine)
@@ -58,7 +62,7 @@ class Work:
             "target": self.target.digest,
             "data": request.data,
             "draft": request.draft,
-            "engine": request.engine,
+            "engine": self.engine,
             "backend": self.machine.backend,
             "seed": request.seed,
         }
@@ -70,22 +74,18 @@ def check_request(request: TargetQuickstart) -> Work:
 
     machine = look_at_machine(request.backend)
     draft_type = load_available(Draft, request.draft)
-    options = read_engine_options(request.engine, machine.backend, ())
-    words = engine_words(options.engine_type, machine)
-    if words:
-        options = read_engine_options(request.engine, machine.backend, words)
     target = read_target(resolve_target(request.target))
     draft = draft_type(draft_type.Config(name=request.draft))
     draft.check_target(target)
     check_target_tensors(target, draft.target_tensors(target))
-    options.engine_type.check_target(options.config.engine, target)
+    options, words = choose_engine(request.engine, machine, target, draft)
     work = Work(
         request=request,
         target=target,
         machine=machine,
         draft_type=draft_type,
         options=options,
-        engine_words=tuple(words),
+        engine_words=words,
         encoder=Encoder(target.folder, target.vocab_size, options.config.data),
     )
     check_source(work.encoder, request.data)

@@ -1,0 +1,53 @@
+"""A round whose target is slow gets shorter answers, and at last a message."""
+
+import json
+
+import pytest
+
+from spec_core.errors import RunError
+from spec_trainer.base.time_limit import TimeLimit
+from spec_trainer.cli.target_quickstart import answers
+from spec_trainer.cli.target_quickstart.folder import read_all, read_document, write_document, write_rows
+from spec_trainer.cli.target_quickstart.work import check_request
+
+LONG_S = 600.0
+
+
+@pytest.fixture
+def begun(request_of, data, tmp_path):
+    """A checked request, and a round that has prompts to answer."""
+    work = check_request(request_of(data=str(data)))
+    work.folder.root.mkdir()
+    write_document(work.folder.cost, {"token_ms": 1.0})
+    one = work.folder.next_round(LONG_S, "report")
+    write_rows(one.prompts, [json.loads(line) for line in data.read_text().splitlines()[:12]])
+    return work, one
+
+
+def test_after_hardly_any_answer_shorter_ones_are_given(begun):
+    work, one = begun
+    write_document(one.answer_settings, {"max_new_tokens": 60})
+    answers.answer_round(work, one, (), TimeLimit(0), TimeLimit(LONG_S))
+    assert read_document(one.answer_settings) == {"max_new_tokens": 30}
+    rows = read_all(one.training)
+    assert len(rows) == 12
+    assert max(sum(row["loss_mask"]) for row in rows) <= 30
+
+
+@pytest.mark.parametrize(("longest", "whole_s"), [(24, LONG_S), (60, 0)])
+def test_if_they_cannot_be_shorter_or_no_time_is_left_it_ends(begun, longest, whole_s):
+    work, one = begun
+    write_document(one.answer_settings, {"max_new_tokens": longest})
+    with pytest.raises(RunError, match="the target gave 1 answer within the budget; give a larger --budget"):
+        answers.answer_round(work, one, (), TimeLimit(0), TimeLimit(whole_s))
+    assert read_document(one.answer_settings) == {"max_new_tokens": longest}
+    assert not one.training.exists()
+
+
+def test_a_single_prompt_gets_no_shorter_answer(begun):
+    work, one = begun
+    write_rows(one.prompts, read_all(one.prompts)[:1])
+    write_document(one.answer_settings, {"max_new_tokens": 60})
+    with pytest.raises(RunError, match="gave 1 answer"):
+        answers.answer_round(work, one, (), TimeLimit(LONG_S), TimeLimit(LONG_S))
+    assert read_document(one.answer_settings) == {"max_new_tokens": 60}

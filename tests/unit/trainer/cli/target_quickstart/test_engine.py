@@ -1,0 +1,82 @@
+"""Which engine runs the target, if none is named."""
+
+import pytest
+
+from spec_core import Draft
+from spec_core.errors import ConfigError, PluginUnavailable
+from spec_core.plugins import load
+from spec_kit.targets.target_reader import read_target
+from spec_trainer.cli.target_quickstart.engine import choose_engine
+from spec_trainer.cli.target_quickstart.recipe import Machine
+
+from .....distributions import write_distribution
+
+CPU = Machine(backend="cpu", is_cpu=True, has_bfloat16=False)
+ACCELERATOR = Machine(backend="cpu", is_cpu=False, has_bfloat16=True)
+
+MODULE = """
+from spec_core import EngineAbilities
+from spec_core.errors import ConfigError
+from spec_core.records import Availability
+from spec_engine_hf.engine import HfEngine
+
+class Inside(HfEngine):
+    name = "a-inside"
+
+class Absent(HfEngine):
+    name, abilities = "b-absent", EngineAbilities()
+
+    @classmethod
+    def probe(cls):
+        return Availability(ok=False, reason="its program is not installed")
+
+class Blind(HfEngine):
+    name, abilities = "c-blind", EngineAbilities()
+
+    @classmethod
+    def check_capture(cls, config, schema):
+        raise ConfigError("it captures nothing")
+
+class Able(HfEngine):
+    name, abilities = "d-able", EngineAbilities()
+"""
+NAMES = {"a-inside": "Inside", "b-absent": "Absent", "c-blind": "Blind", "d-able": "Able"}
+
+
+@pytest.fixture
+def choose(tiny_llama, tmp_path, monkeypatch):
+    points = [f"{name} = machine_engines:{of}\n" for name, of in NAMES.items()]
+    site = write_distribution(tmp_path / "site", "machine-engines", f"[spec_core.engines]\n{''.join(points)}")
+    (site / "machine_engines.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(site)
+    draft_type = load(Draft, "eagle3")
+    target, draft = read_target(tiny_llama), draft_type(draft_type.Config(name="eagle3"))
+    return lambda name, machine: choose_engine(name, machine, target, draft)
+
+
+def test_an_accelerator_gets_the_first_engine_of_its_own_processes_that_can_do_all(choose):
+    options, words = choose(None, ACCELERATOR)
+    assert (options.config.engine.name, words) == ("d-able", ())
+
+
+def test_a_cpu_gets_the_default_engine(choose):
+    options, words = choose(None, CPU)
+    assert options.config.engine.name == "hf"
+    assert words == ("engine.max_num_seqs=8", "engine.dtype=float32")
+
+
+def test_a_named_engine_is_taken(choose):
+    options, _ = choose("a-inside", ACCELERATOR)
+    assert options.config.engine.name == "a-inside"
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("b-absent", PluginUnavailable, "its program is not installed"),
+        ("c-blind", ConfigError, "captures nothing"),
+    ],
+)
+def test_a_named_engine_that_cannot_do_it_is_an_error(choose, name, error, message):
+    with pytest.raises(error, match=message):
+        choose(name, ACCELERATOR)
