@@ -32,6 +32,7 @@ ALLOWED = {
     (f"{APPLICATION}/configuration/plugin_names.py", "fsdp"),
     (f"{APPLICATION}/configuration/plugin_names.py", "hf"),
     (f"{APPLICATION}/configuration/plugin_names.py", "local"),
+    (f"{APPLICATION}/configuration/plugin_names.py", "muon"),
     (f"{APPLICATION}/measure/evaluation/request.py", "cpu"),
     (f"{APPLICATION}/measure/evaluation/request.py", "hf"),
     (f"{APPLICATION}/push/request.py", "cpu"),

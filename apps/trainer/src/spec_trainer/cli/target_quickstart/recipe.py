@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend
 from spec_core.plugins import load_each
-from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
+from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS, FIRST_DRAFT_WORDS
 
 if TYPE_CHECKING:
     from spec_core import Draft, Engine, TargetSpec
 
-RATES = ((128, 7e-3), (576, 1e-3), (4096, 1e-4))
+RATES = ((128, 7e-3), (576, 2e-3), (4096, 4e-4))
 """(width of the target, learning rate): a wider draft needs a smaller one. Between them log(rate) is linear in
 log(width)."""
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
@@ -128,8 +128,7 @@ def training_words(target: TargetSpec, machine: Machine, num_tokens: int, budget
         f"train.global_batch_tokens={batch_tokens(num_tokens, budget_s, machine.is_cpu)}",
         f"train.dtype={'bfloat16' if machine.has_bfloat16 else 'float32'}",
         "train.warmup_steps=10",
-        # So few steps cannot wait for a slow mean (docs/decisions/014-initial-weights.md).
-        "optimizer.betas=[0.8,0.95]",
+        *FIRST_DRAFT_WORDS,
     ]
 
 
