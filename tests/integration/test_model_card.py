@@ -155,3 +155,19 @@ def test_a_run_goes_on_from_a_folder_with_a_card(command_line, draft, hub_target
     _, text = card_of(tmp_path / "run" / "draft")
     assert "  init_from: draft" in text.splitlines()
     assert str(tmp_path) not in text
+
+
+def test_what_cannot_be_pushed_to_the_hub_is_refused_before_the_export(command_line, trained, tmp_path):
+    words = (
+        "export",
+        "--checkpoint",
+        trained / "checkpoints" / "step-4",
+        "--output",
+        tmp_path / "draft",
+        "--push-to-hub",
+    )
+    assert "a name of the hub is owner/name" in command_line(*words, "draft").error
+    assert command_line(*words, "me/draft", "--format", "gguf").error.startswith(
+        "--push-to-hub sends a folder"
+    )
+    assert not (tmp_path / "draft").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from spec_core import foreign_errors
-from spec_core.errors import TargetError
+from spec_core.errors import ConfigError, RunError, TargetError
 from spec_core.foreign import cause
 from spec_core.wording import shortened
 
@@ -66,6 +66,41 @@ def is_hub_name(name: str) -> bool:
     return name.count("/") == 1
 
 
+def check_upload(name: str) -> None:
+    """Ask the hub whether it takes a folder as the repository ``name``. Raise ConfigError if not."""
+    if not is_hub_name(name):
+        raise ConfigError(f"--push-to-hub={shortened(name, 200)}: {HUB_NAME}")
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import LocalTokenNotFoundError
+
+    hub = HfApi()
+    try:
+        hub.whoami()
+    except LocalTokenNotFoundError as error:
+        raise ConfigError(f"--push-to-hub={name}: log in with `hf auth login`, or set HF_TOKEN") from error
+    except Exception as error:
+        raise ConfigError(f"--push-to-hub={name}: {_reason(error, hub.endpoint, 'model')}") from error
+
+
+def upload_folder(folder: Path, name: str) -> str:
+    """Send a folder to the hub as the repository ``name``, and return the repository's address.
+
+    A repository that does not exist is made, and is private. Raise RunError if the hub does not take the folder.
+    """
+    from huggingface_hub import HfApi
+
+    hub = HfApi()
+    try:
+        address = hub.create_repo(name, private=True, exist_ok=True)
+        hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Add the draft")
+    except Exception as error:
+        raise RunError(
+            f"{folder} is written, but {name} did not get it: {_reason(error, hub.endpoint, 'model')}; to try again: "
+            f"hf upload {name} {folder}"
+        ) from error
+    return str(address)
+
+
 def hub_problem(name: str, kind: Literal["model", "dataset"]) -> str | None:
     """Ask the hub once for a repository. Return why it is not available; None if it is available."""
     from huggingface_hub import HfApi
@@ -74,11 +109,11 @@ def hub_problem(name: str, kind: Literal["model", "dataset"]) -> str | None:
     try:
         hub.repo_info(name, repo_type=kind, timeout=_ASK_S)
     except Exception as error:  # noqa: BLE001 (the client passes on what its libraries raise)
-        return _reason(error, hub.endpoint, kind)
+        return _reason(error, hub.endpoint, kind, "see to the network, or give a folder")
     return None
 
 
-def _reason(error: Exception, endpoint: str, kind: str) -> str:
+def _reason(error: Exception, endpoint: str, kind: str, remedy: str = "see to the network") -> str:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -94,6 +129,4 @@ def _reason(error: Exception, endpoint: str, kind: str) -> str:
         return f"the hub has no such {kind}, or it is private: log in with `hf auth login`"
     if isinstance(error, HfHubHTTPError):
         return f"the hub at {endpoint} refuses: {cause(error)}"
-    return (
-        f"the hub at {endpoint} does not answer as one ({cause(error)}); see to the network, or give a folder"
-    )
+    return f"the hub at {endpoint} does not answer as one ({cause(error)}); {remedy}"

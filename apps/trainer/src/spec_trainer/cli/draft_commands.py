@@ -25,6 +25,7 @@ def export_command(
     target: str | None = None,
     whole_target: bool = False,
     file_format: Format = None,
+    push_to_hub: str | None = None,
     logs: LogFlags = _LOGS,
 ) -> None:
     """Export a checkpoint as a draft folder that vLLM and SGLang load, or as a file in another engine's format.
@@ -43,17 +44,26 @@ def export_command(
         Write a copy of the target with the draft inside, for a draft that is part of its target (an MTP head).
     file_format
         Format of an engine's own, such as gguf: write one file, not a folder.
+    push_to_hub
+        Repository of the Hugging Face hub, owner/name, to send the folder to; a new one is private.
     """
     check_overrides(overrides, list(EXAMPLES))
+    if push_to_hub is not None and file_format is not None:
+        raise ConfigError("--push-to-hub sends a folder: leave out --format")
     if whole_target and file_format is not None:
         raise ConfigError("--whole-target writes a folder: leave out --format")
+    from spec_trainer.base.hub import check_upload, upload_folder
     from spec_trainer.cli.commands.export import export_checkpoint
     from spec_trainer.cli.commands.formats import read_format
     from spec_trainer.run.serving import closing_lines
 
     wanted = read_format(file_format, overrides)
+    if push_to_hub is not None:
+        check_upload(push_to_hub)
     exported = export_checkpoint(checkpoint, output, target, whole_target=whole_target, file_format=wanted)
     print_text("\n".join((f"draft: {exported['draft']}", *closing_lines(exported))))
+    if push_to_hub is not None:
+        print_text(f"on the hub: {upload_folder(output, push_to_hub)}")
 
 
 def convert(
