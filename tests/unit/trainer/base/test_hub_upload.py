@@ -17,7 +17,7 @@ TOKEN = "hf_secret"
 
 
 class Hub:
-    """What a stand-in for the hub was sent: repositories and their files. It refuses commits if ``is_full``."""
+    """Hub records the repositories and files that a stand-in for the hub was sent; a full one refuses commits."""
 
     def __init__(self) -> None:
         self.created: list[dict] = []
