@@ -75,8 +75,9 @@ class TestDFlashDraft(BlockDraftSuite):
             {},
             {"num_layers": 1, "sliding_window": 4, "loss": "dpace"},
             {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 4, "loss": "soft"},
+            {"vocab_size": 60, "loss": "lk_lambda"},
         ],
-        ids=["full", "sliding", "mixed"],
+        ids=["full", "sliding", "mixed", "reduced"],
     )
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
         """Blocks as long as what the suite drafts: engines run a block of the guesses and the last known token."""
@@ -105,8 +106,9 @@ class TestDSparkDraft(BlockDraftSuite):
             {},
             {"markov_head": "gated", "confidence_with_markov": False},
             {"markov_head": "rnn", "confidence": False},
+            {"vocab_size": 60},
         ],
-        ids=["vanilla", "gated", "rnn"],
+        ids=["vanilla", "gated", "rnn", "reduced"],
     )
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
         """Blocks of as many guesses as the suite drafts."""

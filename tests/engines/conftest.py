@@ -96,6 +96,14 @@ DRAFTS = {
         "train.lr=3e-3",
         "train.steps=120",
     ],
+    "dflash, reduced": [
+        "draft.vocab_size=80",
+        "draft.block_size=4",
+        "draft.num_layers=2",
+        "draft.num_features=3",
+        "train.lr=3e-3",
+        "train.steps=120",
+    ],
     "peagle": [
         "draft.num_guesses=3",
         "draft.num_layers=2",

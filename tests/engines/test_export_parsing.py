@@ -96,6 +96,13 @@ EXPORTS = {
         "mask_token_id": 90,
         "layers": (1, 7),
     },
+    "dflash, reduced": {
+        "block_size": 4,
+        "num_layers": 2,
+        "num_features": 3,
+        "mask_token_id": 90,
+        "vocab_size": 40,
+    },
     "dflash, mixed": {
         "block_size": 4,
         "layer_types": ("sliding_attention", "full_attention"),
@@ -109,6 +116,7 @@ LAYERS = {
     "eagle3, reduced": [2, 4, 5],
     "eagle3, options": [1, 3, 5, 7],
     "dflash": [2, 4, 6],
+    "dflash, reduced": [2, 4, 6],
     "dflash, sliding": [1, 7],
     "dflash, mixed": [1, 7],
 }
@@ -188,6 +196,7 @@ def test_vllm_finds_the_model_class_and_its_options(vllm):
         assert found["heads"] == ([8, 8, 32] if "options" in case else [4, 2, 32])
         assert {key: found["rope"][key] for key in ROPE} == ROPE
     assert [vllm[case]["vocab"] for case in ("eagle3", "eagle3, reduced")] == [[97, 97], [97, 40]]
+    assert [vllm[case]["vocab"] for case in ("dflash", "dflash, reduced")] == [[97, None], [97, 40]]
     assert vllm["eagle3"]["options"] == [False, False, False]
     assert vllm["eagle3, options"]["options"] == [True, True, False]
 

@@ -89,6 +89,8 @@ def test_it_captures_nothing(folder, as_gguf, context):
 CASES = {
     **{(shape, name): (shape, {}, name, {}) for shape in ("llama", "qwen3") for name in DRAFTS},
     ("llama", "eagle3, half the vocabulary"): ("llama", {}, "eagle3", {"vocab_size": 8}),
+    ("llama", "dflash, half the vocabulary"): ("llama", {}, "dflash", {"vocab_size": 8}),
+    ("llama", "dspark, half the vocabulary"): ("llama", {}, "dspark", {"vocab_size": 8}),
     ("llama", "eagle3, other layers"): ("llama", {}, "eagle3", {"layers": (1, 5, 7)}),
     ("llama", "dspark, confidence from states alone"): (
         "llama", {}, "dspark", {"confidence_with_markov": False},

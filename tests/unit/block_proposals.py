@@ -63,8 +63,8 @@ class BlockProposalSuite:
     def scores(
         self, module: Any, ops: TargetOps, states_KH: torch.Tensor, before_K: torch.Tensor
     ) -> torch.Tensor:
-        """[K, V]: what the probabilities are made of; ``before_K``: the tokens before the guessed ones."""
-        return states_KH @ ops.head_VH.T
+        """[K, V']: what the probabilities are made of; ``before_K``: the tokens before the guessed ones."""
+        return states_KH @ ops.head_VH[module.ids_V].T
 
     def forward_probs(
         self, options: dict[str, object], document: Document, guesses: tuple[int, ...], temperature: float
@@ -79,7 +79,9 @@ class BlockProposalSuite:
         )
         blocks = Blocks(torch.tensor([KNOWN - 1]), torch.tensor([0]), torch.tensor([1]))
         states_KH = module.states(make_batch([extended], [0]), blocks, ops)[0, self.first_guess :]
-        return (self.scores(module, ops, states_KH, ids[KNOWN - 1 : -1]) / temperature).softmax(-1)
+        scores_KV = torch.full((len(guesses), 29), -torch.inf)
+        scores_KV[:, module.ids_V] = self.scores(module, ops, states_KH, ids[KNOWN - 1 : -1])
+        return (scores_KV / temperature).softmax(-1)
 
     @pytest.mark.parametrize("num_tokens", [1, 2, None])
     @pytest.mark.parametrize("cuts", [[10], [1, 9, 10], [3, 4, 10], list(range(1, 11))], ids=str)

@@ -128,6 +128,10 @@ class DraftStepSuite:
         assert_equals_the_reference(self.cases, module, documents, target, layout)
 
     def test_metrics_equal_the_dense_reference(self, options):
+        self.assert_metrics(options)
+
+    def assert_metrics(self, options: Mapping[str, object]) -> None:
+        """A step on a vocabulary of few tokens has the metrics of the reference."""
         few = {"vocab_size": self.few_tokens, "eos_token_ids": (0,)}
         target = make_target(**few)
         config = self.cases.make_config(**options, **self.of_few_tokens)

@@ -11,7 +11,7 @@ from spec_draft_dflash.loss import BlockLoss
 from spec_draft_dflash2.draft import DFlash2Draft
 from spec_draft_dflash2.loss import SelectorInputs, SelectorLoss
 from spec_draft_dspark.loss import GuessLoss, HeadInputs
-from spec_kit.block_drafting import BlockKernels, BlockRule, Blocks, CountedGuesses, guess_weights
+from spec_kit.block_drafting import BlockHead, BlockKernels, BlockRule, Blocks, CountedGuesses, guess_weights
 from spec_kit.chain_drafting import ChainKernels, HeadLoss, SupervisedRows
 
 from .draft_batches import make_batch, random_documents
@@ -23,6 +23,16 @@ from .draft_parts import CPU, assert_shards_agree, make_target
 def drawing():
     generator = torch.Generator().manual_seed(1)
     return lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def head_of(ops, reduced):
+    """The head of a block draft: all rows, or those of even ids."""
+    ids_V = torch.arange(*ops.vocab_range)
+    if not reduced:
+        return BlockHead(ops.head, ids_V)
+    kept = torch.arange(29) % 2 == 0
+    ids_V = ids_V[kept[ids_V]]
+    return BlockHead(ops.head.take(ids_V - ops.vocab_range[0]), ids_V, kept)
 
 
 class BlockStep:
@@ -41,11 +51,12 @@ class BlockStep:
         return output
 
 
-def dflash(ops, kind):
+def dflash(ops, kind, reduced):
     step = BlockStep(guesses=4)
     states = drawing()(*step.places, 16).requires_grad_()
     weight_S = guess_weights(4, 2.5)
-    loss = BlockLoss(ops=ops, kernels=DFlashKernels(), kind=kind, weight_S=weight_S, alpha=0.5)
+    parts = {"ops": ops, "head": head_of(ops, reduced), "kernels": DFlashKernels()}
+    loss = BlockLoss(**parts, kind=kind, weight_S=weight_S, alpha=0.5)
     return step.output(loss, states), [states.grad]
 
 
@@ -56,24 +67,27 @@ def dflash2(ops, top_k):
     inputs = SelectorInputs(*(draw(*shape).requires_grad_() for shape in shapes))
     shape = DFlash2Draft(config).shape(make_target())
     weight_S = guess_weights(3, 4.0)
-    loss = SelectorLoss(ops=ops, kernels=BlockKernels(), options=config, shape=shape, weight_S=weight_S)
+    parts = {"ops": ops, "head": head_of(ops, reduced=False), "kernels": BlockKernels()}
+    loss = SelectorLoss(**parts, options=config, shape=shape, weight_S=weight_S)
     return step.output(loss, inputs), [tensor.grad for tensor in inputs.tensors]
 
 
-def dspark(ops, confidence):
-    """W2's gradient is of the local rows."""
+def dspark(ops, confidence, reduced):
+    """W2's gradient is of the local rows, placed at their tokens."""
     step, draw, rank = BlockStep(guesses=4), drawing(), dspark_cases.RANK
-    states, bias = draw(*step.places, 16), draw(*step.places, rank)
+    head, states, bias = head_of(ops, reduced), draw(*step.places, 16), draw(*step.places, rank)
     table, raw = draw(29, rank), draw(*step.places)
     inputs = HeadInputs(
         states_ASH=states.requires_grad_(),
         bias_ASr=bias.requires_grad_(),
-        bias_Vr=table[slice(*ops.vocab_range)].clone().requires_grad_(),
+        bias_Vr=table.requires_grad_()[head.ids_V],
         confidence_AS=raw.requires_grad_() if confidence else None,
     )
     options, weight_S = dspark_cases.make_config(), guess_weights(4, 4.0)
-    loss = GuessLoss(ops=ops, kernels=BlockKernels(), options=options, weight_S=weight_S)
-    return step.output(loss, inputs), [tensor.grad for tensor in inputs.tensors]
+    loss = GuessLoss(ops=ops, head=head, kernels=BlockKernels(), options=options, weight_S=weight_S)
+    output = step.output(loss, inputs)
+    grads = [states.grad, bias.grad, table.grad[slice(*ops.vocab_range)]]
+    return output, grads + ([raw.grad] if confidence else [])
 
 
 def eagle3(ops, kind):
@@ -91,9 +105,10 @@ def eagle3(ops, kind):
     return output, [states.grad, head_VH.grad[first:stop]]
 
 
+@pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize("kind", ["ce", "dpace", "soft", "lk_alpha", "lk_lambda"])
-def test_shards_of_dflash_agree_with_the_whole(kind):
-    assert_shards_agree(partial(dflash, kind=kind))
+def test_shards_of_dflash_agree_with_the_whole(kind, reduced):
+    assert_shards_agree(partial(dflash, kind=kind, reduced=reduced))
 
 
 @pytest.mark.parametrize(("cut", "top_k"), [(17, 5), (26, 5), (17, 29)], ids=str)
@@ -102,9 +117,10 @@ def test_shards_of_dflash2_agree_with_the_whole(cut, top_k):
     assert_shards_agree(partial(dflash2, top_k=top_k), cut)
 
 
+@pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize("confidence", [True, False])
-def test_shards_of_dspark_agree_with_the_whole(confidence):
-    assert_shards_agree(partial(dspark, confidence=confidence), rows=[2])
+def test_shards_of_dspark_agree_with_the_whole(confidence, reduced):
+    assert_shards_agree(partial(dspark, confidence=confidence, reduced=reduced), rows=[2])
 
 
 @pytest.mark.parametrize("kind", ["ce", "lk_alpha", "lk_lambda"])

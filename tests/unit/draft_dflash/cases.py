@@ -46,5 +46,6 @@ def setting_of(target: TargetSpec, draft, module, documents: list[Document], **o
         block_size=shape.block_size,
         mask_token_id=shape.mask_token_id,
         num_features=len(shape.layers),
+        kept=module.ids_V.tolist(),
         **own,
     )

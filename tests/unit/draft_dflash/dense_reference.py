@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..dense_parts import Document, TargetSetting, attend, mlp, rms, rope, weights_of
+from ..dense_parts import Document, TargetSetting, attend, mlp, rms, rope, row_loss, weights_of
 
 
 @dataclass(kw_only=True)
@@ -21,6 +21,7 @@ class Setting(TargetSetting):
     block_size: int
     mask_token_id: int
     num_features: int
+    kept: list[int]  # tokens with a row in the draft's head
     gamma: float
     loss: str = "ce"
     alpha: float = 0.5
@@ -95,30 +96,30 @@ def counted_slots(document: Document, anchor: int, block_size: int) -> int:
     return count
 
 
-def block_weights(setting: Setting, crosses: list[Tensor]) -> list[float]:
-    """Return the weights of the counted slots of one block."""
+def block_weights(setting: Setting, crosses: list[Tensor | None]) -> list[float]:
+    """Return the weights of the counted slots of one block. A slot without a loss is never right."""
     if setting.loss != "dpace":
         return [math.exp(-k / setting.gamma) for k in range(len(crosses))]
     # P_k: product of smoothed confidences of slots 1 to k; W_k: sum of P_i over i >= k.
     reached, product = [], 1.0
     for cross in crosses:
-        product *= (1 - setting.alpha) * math.exp(-float(cross.detach())) + setting.alpha
+        confidence = 0.0 if cross is None else math.exp(-float(cross.detach()))
+        product *= (1 - setting.alpha) * confidence + setting.alpha
         reached.append(product)
     return [sum(reached[k:]) for k in range(len(reached))]
 
 
-def lk_lambda(probs: Tensor, log_q: Tensor) -> Tensor:
-    """λ · KL + (1 − λ)(1 − α) with a constant λ = exp(−3 α) (arXiv 2602.23881)."""
-    alpha = torch.minimum(probs, log_q.exp()).sum()
-    share = math.exp(-3 * float(alpha.detach()))
-    return share * (probs * (probs.log() - log_q)).sum() + (1 - share) * (1 - alpha)
+SOFT = {"soft": "ce", "lk_alpha": "lk_alpha", "lk_lambda": "lk_lambda"}
 
 
-SOFT = {
-    "soft": lambda probs, log_q: -(probs * log_q).sum(),
-    "lk_alpha": lambda probs, log_q: -torch.minimum(probs, log_q.exp()).sum().log(),
-    "lk_lambda": lk_lambda,
-}
+def slot_loss(setting: Setting, logits: Tensor, teacher_logits: Tensor, label: int) -> Tensor | None:
+    """The loss of one slot; None if its target has no row in the head."""
+    wanted = int(teacher_logits.argmax()) if setting.loss in SOFT else label
+    if wanted not in setting.kept:
+        return None
+    if setting.loss in SOFT:
+        return row_loss(SOFT[setting.loss], logits, teacher_logits, torch.tensor(setting.kept))[0]
+    return -logits.log_softmax(-1)[setting.kept.index(label)]
 
 
 def dense_dflash(weights: dict[str, Tensor], documents: list[Document], setting: Setting) -> Result:
@@ -132,21 +133,17 @@ def dense_dflash(weights: dict[str, Tensor], documents: list[Document], setting:
             states = block_states(weights, document, anchor, setting)
             crosses, length, alive = [], 1, True
             for k in range(1, counted_slots(document, anchor, setting.block_size) + 1):
-                logits, label = states[k] @ setting.target_head.T, int(document.ids[anchor + k])
-                if setting.loss in SOFT:
-                    probs = teacher[anchor + k - 1].softmax(-1)
-                    crosses.append(SOFT[setting.loss](probs, logits.log_softmax(-1)))
-                else:
-                    crosses.append(-logits.log_softmax(-1)[label])
-                correct = int(logits.argmax()) == label
+                logits, label = states[k] @ setting.target_head[setting.kept].T, int(document.ids[anchor + k])
+                crosses.append(slot_loss(setting, logits, teacher[anchor + k - 1], label))
+                correct = setting.kept[int(logits.argmax())] == label
                 alive = alive and correct
                 length += alive
                 result.counted[k - 1] += 1
                 result.correct[k - 1] += correct
-                result.slot_loss[k - 1] += float(crosses[-1].detach())
+                result.slot_loss[k - 1] += 0.0 if crosses[-1] is None else float(crosses[-1].detach())
             result.lengths.append(length)
             for weight, cross in zip(block_weights(setting, crosses), crosses, strict=True):
-                numerator = numerator + weight * cross
+                numerator = numerator if cross is None else numerator + weight * cross
                 result.denominators[0] += 1.0 if setting.loss == "dpace" else weight
     result.loss = numerator / (result.denominators[0] or 1)
     return result

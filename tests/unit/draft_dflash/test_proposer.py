@@ -8,6 +8,7 @@ from . import cases
 LAYERS = {
     "full": {"num_layers": 2},
     "sliding": {"num_layers": 2, "sliding_window": 5},
+    "reduced": {"num_layers": 2, "vocab_size": 11},
     "mixed": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 6},
 }
 

@@ -35,6 +35,11 @@ CASES = {
     "yarn rope": ({}, {"rope": YARN}),
     "scaled embedding": ({}, {"embedding_scale": 3.0}),
     "no groups": ({}, {"num_kv_heads": 4}),
+    "reduced": ({"vocab_size": 11}, {}),
+    "reduced, d-pace": ({"vocab_size": 17, "loss": "dpace"}, {}),
+    "reduced, soft": ({"vocab_size": 11, "loss": "soft"}, {}),
+    "reduced, lk_alpha": ({"vocab_size": 17, "loss": "lk_alpha", "sliding_window": 6}, {}),
+    "reduced, lk_lambda": ({"vocab_size": 17, "loss": "lk_lambda"}, {}),
     "one key head": ({}, {"num_kv_heads": 1, "num_layers": 36}),
 }
 KINDS = ["ce", "dpace", *SOFT]
@@ -43,7 +48,7 @@ KINDS = ["ce", "dpace", *SOFT]
 class TestDFlashStep(BlockStepSuite):
     cases = cases
     # A loss that compares with labels, and the loss on distributions that has the most parts.
-    measured = ({"loss": "dpace"}, {"loss": "lk_lambda"})
+    measured = ({"loss": "dpace"}, {"loss": "lk_lambda"}, {"loss": "soft", "vocab_size": 500})
     checkpointed = ({}, {"sliding_window": 6}, {"loss": "soft", "num_features": 3})
 
     @pytest.fixture(params=KINDS)
@@ -58,6 +63,7 @@ class TestDFlashStep(BlockStepSuite):
     def random_options(self, draw, guesses):
         return {
             "loss": draw.choice(KINDS),
+            "vocab_size": draw.choice([None, 5, 20]),
             "num_layers": 3,
             "layer_types": tuple(draw.choice([FULL, SLIDING]) for _ in range(3)),
             "sliding_window": draw.randint(guesses + 1, guesses + 7),
@@ -66,6 +72,11 @@ class TestDFlashStep(BlockStepSuite):
     def expected_metrics(self, result):
         sums, numbers = super().expected_metrics(result)
         return {**sums, "slot_loss": result.slot_loss}, numbers
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_metrics_of_a_reduced_vocabulary_equal_the_dense_reference(self, kind):
+        """A guess of a token without a row is never right."""
+        self.assert_metrics({"loss": kind, "vocab_size": 2})
 
     @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
     @pytest.mark.usefixtures("small_chunks")

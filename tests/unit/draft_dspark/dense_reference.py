@@ -41,7 +41,7 @@ class Result:
 def markov_bias(
     weights: dict[str, Tensor], kind: str, z: Tensor, e: Tensor, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """[V]: what is added to the logits; and the recurrent state behind it."""
+    """[V']: what is added to the logits; and the recurrent state behind it."""
     own = weights_of(weights, "markov_head.")
     if kind == "vanilla":
         return own["markov_w2.weight"] @ e, memory
@@ -78,10 +78,13 @@ def dense_dspark(
                 before, label = int(document.ids[anchor + j]), int(document.ids[anchor + j + 1])
                 e = weights["markov_head.markov_w1.weight"][before]
                 bias, memory = markov_bias(weights, heads.markov, states[j], e, memory)
-                q = (setting.target_head @ states[j] + bias).softmax(-1)
                 p = teacher[anchor + j].softmax(-1)
+                q = torch.zeros_like(p)  # of tokens without a row
+                q[setting.kept] = (setting.target_head[setting.kept] @ states[j] + bias).softmax(-1)
                 distance = (p - q).abs().sum()
-                cost = heads.ce * -q[label].log() + heads.l1 * distance
+                cost = heads.l1 * distance
+                if label in setting.kept:
+                    cost = cost - heads.ce * q[label].log()
                 accepted = (1 - distance / 2).detach()
                 if heads.confidence:
                     seen = torch.cat([states[j], e]) if heads.with_markov else states[j]

@@ -13,9 +13,12 @@ class TestDSparkProposals(DependentProposalSuite):
     cases = cases
     first_guess = 0
 
-    @pytest.fixture(params=["vanilla", "gated", "rnn"])
+    @pytest.fixture(
+        params=[("vanilla", None), ("gated", None), ("rnn", None), ("vanilla", 11), ("rnn", 11)], ids=str
+    )
     def options(self, request):
-        return {"markov_head": request.param}
+        head, vocab_size = request.param
+        return {"markov_head": head, "vocab_size": vocab_size}
 
     def scores(self, module, ops, states_KH, before_K):
         inputs = module.head_inputs(states_KH[None], before_K[None])

@@ -21,6 +21,12 @@ CASES = {
     "distance alone": ({"ce_weight": 0.0, "confidence": False}, {}),
     "other weights": ({"ce_weight": 0.7, "l1_weight": 0.2, "confidence_weight": 3.0, "gamma": 1.3}, {}),
     "llama3 rope": ({}, {"rope": LLAMA3}),
+    "reduced": ({"vocab_size": 11}, {}),
+    "reduced, rnn, cross-entropy alone": (
+        {"vocab_size": 17, "markov_head": "rnn", "l1_weight": 0.0, "confidence_weight": 0.0},
+        {},
+    ),
+    "reduced, gated, distance alone": ({"vocab_size": 17, "markov_head": "gated", "ce_weight": 0.0}, {}),
     "scaled embedding": ({}, {"embedding_scale": 3.0}),
 }
 HEADS = ["vanilla", "gated", "rnn"]
@@ -29,20 +35,24 @@ HEADS = ["vanilla", "gated", "rnn"]
 class TestDSparkStep(BlockStepSuite):
     cases = cases
     first_guess = 0
-    measured = ({"markov_head": "vanilla"}, {"markov_head": "rnn"})
+    measured = ({"markov_head": "vanilla"}, {"markov_head": "rnn"}, {"vocab_size": 500})
 
     @pytest.fixture(params=HEADS)
     def options(self, request):
         return {"markov_head": request.param}
 
     def random_options(self, draw, guesses):
-        return {"markov_head": draw.choice(HEADS)}
+        return {"markov_head": draw.choice(HEADS), "vocab_size": draw.choice([None, 5, 20])}
 
     def expected_metrics(self, result):
         sums, numbers = super().expected_metrics(result)
         numbers["expected_length"] = sum(result.expected) / len(result.expected)
         numbers["acceptance_length_t1"] = sum(result.lengths_t1) / len(result.lengths_t1)
         return {**sums, "acceptance": result.overlap, "acceptance_t1": result.chance}, numbers
+
+    def test_metrics_of_a_reduced_vocabulary_equal_the_dense_reference(self):
+        """A guess of a token without a row is never right, nor is it accepted."""
+        self.assert_metrics({"vocab_size": 2})
 
     @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
     @pytest.mark.usefixtures("small_chunks")

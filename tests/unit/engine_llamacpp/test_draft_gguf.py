@@ -20,7 +20,7 @@ from spec_engine_llamacpp.draft_gguf import write_draft_gguf
 from spec_engine_llamacpp.serving import LlamacppServing
 from spec_engine_llamacpp.serving_format import WITH_CAPTURE
 from spec_kit.drafting import recognise
-from spec_kit.targets import read_target
+from spec_kit.targets import read_target, read_target_tensors
 from spec_testing import draw_draft
 
 from ...gguf_targets import LLAMA3, write_target_gguf
@@ -71,6 +71,20 @@ def test_a_vocabulary_map_holds_token_ids(own_gguf, tiny_llama, draw, tmp_path):
     write_draft_gguf(folder, read_target(tiny_llama), own_gguf, tmp_path / "draft.gguf", "f16")
     chosen = load_file(folder / "model.safetensors")["t2d"].nonzero()[:, 0].numpy()
     assert np.array_equal(tensors(tmp_path / "draft.gguf")["d2t"].data, chosen)
+
+
+@pytest.mark.parametrize("algorithm", ["dflash", "dspark"])
+def test_blocks_have_a_head_of_their_own_only_for_a_vocabulary_of_their_own(
+    own_gguf, tiny_llama, draw, tmp_path, algorithm
+):
+    target = read_target(tiny_llama)
+    folder = draw(algorithm, vocab_size=40, **BLOCK)
+    write_draft_gguf(folder, target, own_gguf, tmp_path / "draft.gguf", "f32")
+    stored, original = tensors(tmp_path / "draft.gguf"), load_file(folder / "model.safetensors")
+    chosen = original["t2d"].nonzero()[:, 0].numpy()
+    assert np.array_equal(stored["d2t"].data, chosen)
+    rows = read_target_tensors(target).head_VH.float().numpy()[chosen]
+    assert np.array_equal(stored["output.weight"].data, rows)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ O4  ``head_VH`` has the local rows of the target's head as stored, in the comput
 O5  Every shard makes the same calls of ``reduce_max`` and ``reduce_sum``. So a chunk size that depends on the
     vocabulary's size is computed from ``shard_rows``, which is the same on all shards.
 O6  All products with the head, also in ``teacher_logits``, are computed by ``head``. ``use_head`` replaces ``head``.
+    A draft that guesses by some rows of the head takes them from ``head`` (``LinearWeight.take``).
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class LinearWeight:
     def backward(self, grad: Tensor) -> Tensor:
         """Return the gradient [..., K] of the layer's input from ``grad``, its output's gradient [..., N]."""
         return grad @ self.weight
+
+    def take(self, index_N: Tensor) -> LinearWeight:
+        """Return the weight of some of the outputs, in the same precision; ``index_N``: int64, their indices."""
+        return LinearWeight(self.weight[index_N])
 
 
 class VocabularyOps(ABC):

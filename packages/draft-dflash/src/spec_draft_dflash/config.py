@@ -35,6 +35,9 @@ class DFlashConfig(BlockConfig):
     dpace_alpha: float = pydantic.Field(0.5, ge=0, le=1)
     """``dpace`` estimates a slot's probability of acceptance as (1 − dpace_alpha) · confidence + dpace_alpha."""
 
+    vocab_size: int | None = pydantic.Field(None, ge=1, exclude_if=lambda size: size is None)
+    """Size of the draft's vocabulary, which is the most frequent supervised tokens; its head is the target's head's
+    rows of these tokens. None means the target's whole vocabulary."""
     block_size: int | None = pydantic.Field(None, ge=2, le=1024)
     """Number of slots of a block: the last known token and block_size − 1 guesses. None means 16."""
     num_layers: int | None = pydantic.Field(None, ge=1, le=MOST_LAYERS)

@@ -52,12 +52,19 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
     }
 
     def __init__(self, config: DraftConfig) -> None:
-        """Make the draft. llama.cpp has one setting of causality for all layers, and cannot serve sliding ones."""
+        """Make the draft and decide which engines can serve it.
+
+        SGLang takes the target's whole head for a block draft. llama.cpp has one setting of causality for all layers,
+        and cannot serve sliding ones.
+        """
         super().__init__(config)
-        if self.options.sliding_window is not None:
-            self.serving_methods = {
-                name: method for name, method in self.serving_methods.items() if name != "llamacpp"
-            }
+        unable = {
+            "sglang": self.reduced(self.options.vocab_size),
+            "llamacpp": self.options.sliding_window is not None,
+        }
+        self.serving_methods = {
+            name: method for name, method in self.serving_methods.items() if not unable.get(name)
+        }
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
@@ -90,6 +97,7 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
             layer_types=options.layer_types or (kind,) * (options.num_layers or 5),
             sliding_window=options.sliding_window,
             block_size=self._block_size,
+            vocab_size=options.vocab_size or target.vocab_size,
             **self.fresh_fields(target),
         )
 

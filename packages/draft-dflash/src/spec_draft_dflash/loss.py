@@ -1,10 +1,13 @@
 """Compute the loss of the blocks' slots, its metrics and its gradients, some blocks at a time.
 
-Only the states of slots that count in the loss are multiplied by the target's head. Loss, metrics and the
+Only the states of slots that count in the loss are multiplied by the head. Loss, metrics and the
 gradient with respect to the states come from the same pass, so only one chunk's logits are in memory.
 
 Shapes: A blocks of B slots, S = B − 1 slots that guess, R slots that count in the loss, C blocks of a chunk,
 V rows of the head on this shard (see ``spec_core.ops``).
+
+With a reduced vocabulary, a slot whose target has no row in the head has loss 0, but its weight counts in the
+denominator.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_dflash.config import LossKind
     from spec_draft_dflash.kernels import DFlashKernels
-    from spec_kit.block_drafting import CountedGuesses
+    from spec_draft_dflash.targets import Compared
+    from spec_kit.block_drafting import BlockHead, CountedGuesses
 
 
 _VALUES = ("accuracy", "slot_loss")
@@ -38,6 +42,7 @@ class BlockLoss:
     """Computes the loss of blocks; it chooses the training target and the weight of each slot."""
 
     ops: VocabularyOps
+    head: BlockHead
     kernels: DFlashKernels
     kind: LossKind
     weight_S: Tensor
@@ -54,7 +59,7 @@ class BlockLoss:
         totals = _BlockSums(self, states_ASH, batch, loss_scale(denominators, states_ASH), metrics)
         has_teacher = self.kind in SOFT_LOSSES
         with torch.no_grad():
-            for chunk in guesses.chunks(self.ops, len(self.weight_S), has_teacher=has_teacher):
+            for chunk in guesses.chunks(self.ops, self.head, len(self.weight_S), has_teacher=has_teacher):
                 totals.add(chunk)
         return totals.output()
 
@@ -64,17 +69,19 @@ class BlockLoss:
         A soft target is the target model's distribution, computed from its state at the token before the label.
         """
         if soft := SOFT_LOSSES.get(self.kind):
-            return SoftTargets.of(guesses, batch, soft, self.ops, self.kernels)
-        return HardTargets.of(batch.input_ids_T[guesses.label_R], self.ops, self.kernels)
+            return SoftTargets.of(guesses, batch, soft, self.head, self.ops, self.kernels)
+        return HardTargets.of(batch.input_ids_T[guesses.label_R], self.head, self.ops, self.kernels)
 
-    def weights(self, loss_R: Tensor, guesses: CountedGuesses) -> Tensor:
-        """Return the weights [R] of the guesses that count in the loss, given their losses ``loss_R``."""
+    def weights(self, compared: Compared, guesses: CountedGuesses) -> Tensor:
+        """Return the weights [R] of the guesses that count in the loss; 0 for a target without a row."""
+        loss_R, trained_R = compared.loss_R, compared.trained_R
         if self.kind != "dpace":
-            return self.weight_S.to(loss_R)[guesses.guess_R]
+            return self.weight_S.to(loss_R)[guesses.guess_R] * trained_R
         # D-PACE: P_k is the (smoothed) chance that slots 1 to k are accepted; slot k weighs what it can still add.
-        accepted_R = (1 - self.alpha) * (-loss_R).exp() + self.alpha
+        accepted_R = (1 - self.alpha) * (-loss_R).exp() * trained_R + self.alpha
         reached_AS = guesses.table(accepted_R, len(self.weight_S)).cumprod(1)
-        return reached_AS.flip(1).cumsum(1).flip(1)[guesses.block_R - guesses.first, guesses.guess_R]
+        weight_AS = reached_AS.flip(1).cumsum(1).flip(1)
+        return weight_AS[guesses.block_R - guesses.first, guesses.guess_R] * trained_R
 
 
 class _BlockSums:
@@ -94,15 +101,15 @@ class _BlockSums:
 
     def add(self, guesses: CountedGuesses) -> None:
         """Add the loss, metrics and gradients of one chunk: the guesses of some blocks."""
-        ops, place_R = self.rule.ops, guesses.place_R
-        logits_RV = ops.head.forward(self.states_ASH[place_R])
+        head, place_R = self.rule.head.products, guesses.place_R
+        logits_RV = head.forward(self.states_ASH[place_R])
         compared = self.rule.targets(self.batch, guesses).compare(logits_RV)
         correct_R = compared.best_R == self.batch.input_ids_T[guesses.label_R]
-        weight_R = self.rule.weights(compared.loss_R, guesses) * self.scale
+        weight_R = self.rule.weights(compared, guesses) * self.scale
         self.metrics.add(weight_R * compared.loss_R, accuracy=correct_R, slot_loss=compared.loss_R)
         if self.grad_ASH is not None:
-            grad_RH = ops.head.backward(compared.gradient_(weight_R))
-            self.grad_ASH[place_R] = ops.reduce_sum(grad_RH)
+            grad_RH = head.backward(compared.gradient_(weight_R))
+            self.grad_ASH[place_R] = self.rule.ops.reduce_sum(grad_RH)
 
     def output(self) -> StepOutput:
         """Return loss and metrics, with the gradients attached to the loss."""

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from spec_core import to_device_async
 from spec_draft_dflash.loss import BlockLoss
-from spec_kit.block_drafting import BlockBackbone, BlockRule, Blocks, CountedGuesses, guess_weights
+from spec_kit.block_drafting import (
+    BlockBackbone,
+    BlockHead,
+    BlockRule,
+    Blocks,
+    CountedGuesses,
+    guess_weights,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +39,7 @@ class DFlashModel(BlockBackbone):
         states_ABH = self.states(batch, blocks, ops)
         loss = BlockLoss(
             ops=ops,
+            head=BlockHead.of(ops, self),
             kernels=self.kernels,
             kind=self.config.loss,
             weight_S=to_device_async(weight_S, device),

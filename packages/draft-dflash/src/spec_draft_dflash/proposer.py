@@ -1,6 +1,6 @@
 """Draft with DFlash in plain torch, as a reference: all guesses of a block are made at once.
 
-Shape suffixes: B sequences, K guesses, V vocabulary.
+Shape suffixes: B sequences, K guesses, V rows of the head.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class DFlashProposer(BlockProposer):
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
         """Return the guesses of each sequence, drawn independently of one another."""
-        logits_BKV = cls.states(proposers, num_tokens + 1)[:, 1:] @ proposers[0].ops.head_VH.T
+        head_VH, tokens = cls.choose_from(proposers)
+        logits_BKV = cls.states(proposers, num_tokens + 1)[:, 1:] @ head_VH.T
         guesses = Guesses(num_tokens, temperature, generators)
         for k in range(num_tokens):
-            guesses.choose(logits_BKV[:, k])
+            guesses.choose(logits_BKV[:, k], tokens)
         return guesses.proposals()

@@ -8,10 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from spec_kit.block_drafting import teacher_of_guesses
-from spec_kit.layers import ROW_LOSSES, LabelColumns, Teacher, score, sharded_logsumexp_argmax
+from spec_kit.layers import ROW_LOSSES, LabelColumns, score, sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +20,9 @@ if TYPE_CHECKING:
     from spec_core import VocabularyOps
     from spec_core.records import DraftBatch
     from spec_draft_dflash.kernels import DFlashKernels
-    from spec_kit.block_drafting import CountedGuesses
+    from spec_kit.block_drafting import BlockHead, CountedGuesses
     from spec_kit.drafting import DistilledLoss
+    from spec_kit.layers import Teacher
 
 
 class Compared(NamedTuple):
@@ -32,6 +31,9 @@ class Compared(NamedTuple):
     best_R: Tensor
     """int64 [R]: each slot's arg-max token over all shards."""
     loss_R: Tensor
+    """The loss of each slot [R]; 0 for a target without a row in the head."""
+    trained_R: Tensor
+    """bool [R]: whether the slot's target has a row in the head: the token, or the target model's arg-max."""
     gradient_: Callable[[Tensor], Tensor]
     """Overwrites the logits [R, V] with the gradient of the losses, each multiplied by its weight [R]."""
 
@@ -41,18 +43,19 @@ class HardTargets:
     """Tokens of the data as training targets: the loss is cross-entropy."""
 
     labels: LabelColumns
+    trained_R: Tensor
+    head: BlockHead
     ops: VocabularyOps
     kernels: DFlashKernels
 
     @classmethod
-    def of(cls, id_R: Tensor, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
+    def of(cls, id_R: Tensor, head: BlockHead, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
         """Return the target tokens ``id_R``, located in this shard of the vocabulary."""
-        return cls(LabelColumns.of(id_R, ops), ops, kernels)
+        return cls(LabelColumns.of(id_R, head.ids_V), head.has(id_R), head, ops, kernels)
 
     def compare(self, logits_RV: Tensor) -> Compared:
         """Return each slot's arg-max, loss and gradient function."""
-        ids_V = torch.arange(*self.ops.vocab_range, device=logits_RV.device)
-        log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, self.ops, self.kernels)
+        log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, self.head.ids_V, self.ops, self.kernels)
         loss_R = log_sum_R - self.ops.reduce_sum(self.labels.logits(logits_RV, log_sum_R.dtype))
 
         def gradient_(weight_R: Tensor) -> Tensor:
@@ -66,7 +69,7 @@ class HardTargets:
             self.kernels.scaled_softmax_(logits_RV, log_sum_R, weight_R)
             return logits_RV.scatter_(1, column_R1, there_R1)
 
-        return Compared(best_R, loss_R, gradient_)
+        return Compared(best_R, loss_R * self.trained_R, self.trained_R, gradient_)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class SoftTargets:
 
     teacher: Teacher
     loss: DistilledLoss
+    head: BlockHead
     ops: VocabularyOps
     kernels: DFlashKernels
 
@@ -84,17 +88,17 @@ class SoftTargets:
         guesses: CountedGuesses,
         batch: DraftBatch,
         loss: DistilledLoss,
+        head: BlockHead,
         ops: VocabularyOps,
         kernels: DFlashKernels,
     ) -> Self:
         """Return the target's distributions for the guesses."""
-        return cls(Teacher.whole(teacher_of_guesses(guesses, batch, ops, kernels)), loss, ops, kernels)
+        return cls(teacher_of_guesses(guesses, batch, head, ops, kernels), loss, head, ops, kernels)
 
     def compare(self, logits_RV: Tensor) -> Compared:
         """Return each slot's arg-max, loss and gradient function."""
-        ids_V = torch.arange(*self.ops.vocab_range, device=logits_RV.device)
         teacher, logits_R1V = self.teacher, logits_RV[:, None]
-        scored = score(logits_R1V, ids_V, teacher, self.ops, self.kernels)
+        scored = score(logits_R1V, self.head.ids_V, teacher, self.ops, self.kernels)
         loss_R1, factors = ROW_LOSSES[self.loss](scored, teacher, self.ops, self.kernels)
 
         def gradient_(weight_R: Tensor) -> Tensor:
@@ -103,4 +107,5 @@ class SoftTargets:
             self.kernels.distill_grad_(logits_R1V, scored.log_sum_RS, weighed, *target)
             return logits_RV
 
-        return Compared(scored.best_RS.squeeze(1), loss_R1.squeeze(1), gradient_)
+        loss_R = loss_R1.squeeze(1) * teacher.trained_R
+        return Compared(scored.best_RS.squeeze(1), loss_R, teacher.trained_R, gradient_)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_dflash2.config import DFlash2Config
     from spec_draft_dflash2.shape import DFlash2Shape
-    from spec_kit.block_drafting import BlockKernels, CountedGuesses
+    from spec_kit.block_drafting import BlockHead, BlockKernels, CountedGuesses
     from spec_kit.layers import Distribution
 
 _VALUES = ("accuracy", "acceptance_t1", "head_accuracy", "recall", "head_loss", "selector_loss")
@@ -63,6 +63,7 @@ class SelectorLoss:
     """Computes the loss of guesses, which has several terms, and weighs each guess."""
 
     ops: VocabularyOps
+    head: BlockHead
     kernels: BlockKernels
     options: DFlash2Config
     shape: DFlash2Shape
@@ -75,7 +76,7 @@ class SelectorLoss:
         metrics = GuessMetrics(guesses, len(self.weight_S), _VALUES, _LENGTHS)
         totals = _Sums(self, inputs, batch, loss_scale(denominators, inputs.states_ASH), metrics)
         with torch.no_grad():
-            for chunk in guesses.chunks(self.ops, len(self.weight_S)):
+            for chunk in guesses.chunks(self.ops, self.head, len(self.weight_S)):
                 totals.add(chunk)
         return totals.output()
 
@@ -165,12 +166,12 @@ class _Sums:
             self._add_gradients(place_R, scored, weight_R)
 
     def _score(self, guesses: CountedGuesses) -> _Scored:
-        place_R, ops, kernels = guesses.place_R, self.rule.ops, self.rule.kernels
-        logits_RV = ops.head.forward(self.inputs.states_ASH[place_R])
-        ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
-        log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
+        place_R, rule = guesses.place_R, self.rule
+        ops, kernels = rule.ops, rule.kernels
+        logits_RV = rule.head.products.forward(self.inputs.states_ASH[place_R])
+        log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, rule.head.ids_V, ops, kernels)
         head = logits_RV, log_sum_R
-        teacher = teacher_of_guesses(guesses, self.batch, ops, kernels)
+        teacher = teacher_of_guesses(guesses, self.batch, rule.head, ops, kernels).distribution
         found = Candidates.of(logits_RV, ops, self.rule.shape)
         label_R = self.batch.input_ids_T[guesses.label_R]
         columns = LocalColumns.of(found.id_RC, ops)
@@ -209,7 +210,7 @@ class _Sums:
         grad_ASH, grad_ASr = self.grads
         grad_RC = self.rule.options.selector_weight * weight_R[:, None] * scored.selector_grad_RC
         grad_RV, ops = self._logits_gradient_(scored, weight_R, grad_RC), self.rule.ops
-        grad_ASH[place_R] = ops.reduce_sum(ops.head.backward(grad_RV))
+        grad_ASH[place_R] = ops.reduce_sum(self.rule.head.products.backward(grad_RV))
         grad_RC = grad_RC.to(grad_ASr.dtype)
         successor_RCr = self.inputs.successor_Vr[scored.candidate_RC]
         grad_ASr[place_R] = (grad_RC[:, None] @ successor_RCr).squeeze(1)

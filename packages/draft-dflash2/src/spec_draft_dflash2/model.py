@@ -11,6 +11,7 @@ from spec_draft_dflash2.loss import SelectorInputs, SelectorLoss
 from spec_draft_dflash2.selector import CandidateSelector
 from spec_kit.block_drafting import (
     BlockBackbone,
+    BlockHead,
     BlockLayer,
     BlockRule,
     Blocks,
@@ -66,6 +67,7 @@ class DFlash2Model(BlockBackbone):
         context_ASr = self.candidate_selector.context(states_ASH, blocks.tokens_before(batch, num_guesses))
         loss = SelectorLoss(
             ops=ops,
+            head=BlockHead.of(ops, self),
             kernels=self.kernels,
             options=self.config,
             shape=self.shape,

@@ -38,11 +38,11 @@ class DFlash2Proposer(BlockProposer):
     ) -> list[Proposal]:
         """Return each sequence's guesses, with the vocabulary-wide distributions from which they are drawn."""
         first, selector = proposers[0], proposers[0].module.candidate_selector
-        states_BKH = cls.states(proposers, num_tokens + 1)[:, 1:]
+        (head_VH, _), states_BKH = cls.choose_from(proposers), cls.states(proposers, num_tokens + 1)[:, 1:]
         guesses = Guesses(num_tokens, temperature, generators)
         token_B = torch.tensor([p.last_id for p in proposers], device=states_BKH.device)
         for k in range(num_tokens):
-            logits_BV = states_BKH[:, k] @ first.ops.head_VH.T
+            logits_BV = states_BKH[:, k] @ head_VH.T
             found = Candidates.of(logits_BV, first.ops, first.module.shape)
             context_Br = selector.context(states_BKH[:, k], token_B)
             score_BC = scores(found.logits_RC, context_Br, selector.successor_codebook[found.id_RC])

@@ -63,6 +63,7 @@ class DFlash2Shape(BlockShape):
     def fixed_fields(self) -> Json:
         """Return fields of a published draft's config.json for which only the given value is supported."""
         return super().fixed_fields() | {
+            "draft_vocab_size": self.target_vocab_size,  # engines take a candidate's row for its token
             "sample_from_anchor": False,
             "projector_type": None,
             "input_embedding_scale": 1.0,

@@ -18,6 +18,9 @@ class DSparkConfig(BlockConfig):
     takes the default named below. A run whose options contradict the folder is refused.
     """
 
+    vocab_size: int | None = pydantic.Field(None, ge=1, exclude_if=lambda size: size is None)
+    """Size of the draft's vocabulary, which is the most frequent supervised tokens; its head is the target's head's
+    rows of these tokens. None means the target's whole vocabulary."""
     block_size: int | None = pydantic.Field(None, ge=1, le=1024)
     """Number of slots of a block, each of which makes a guess. The first slot holds the last known token.
     None means 7."""

@@ -50,10 +50,17 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
     }
 
     def __init__(self, config: DraftConfig) -> None:
-        """Make the draft. If its Markov head is not ``vanilla``, only SGLang can serve it."""
+        """Make the draft and decide which engines can serve it.
+
+        Only SGLang serves a Markov head that is not ``vanilla``. It takes the target's whole head for a block draft.
+        """
         super().__init__(config)
-        if self.options.markov_head not in (None, "vanilla"):
-            self.serving_methods = {"sglang": "DSPARK"}
+        other_head = self.options.markov_head not in (None, "vanilla")
+        is_reduced = self.reduced(self.options.vocab_size)
+        unable = {"sglang": is_reduced, "vllm": other_head, "llamacpp": other_head}
+        self.serving_methods = {
+            name: method for name, method in self.serving_methods.items() if not unable[name]
+        }
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
@@ -75,6 +82,7 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
             target,
             layer_types=("full_attention",) * (options.num_layers or 5),
             block_size=self.num_guesses,
+            vocab_size=options.vocab_size or target.vocab_size,
             markov_head=options.markov_head or "vanilla",
             markov_rank=options.markov_rank or 256,
             confidence=confidence,

@@ -25,7 +25,7 @@ class MarkovHead(nn.Module):
     """Computes the bias W2 · W1[previous token] on a guess's logits (head type ``vanilla``).
 
     ``forward`` and ``step`` return only the vector that W2 multiplies. The product is as wide as the
-    vocabulary, so the loss computes it for some rows at a time.
+    draft's vocabulary, so the loss computes it for some rows at a time.
     """
 
     def __init__(self, shape: DSparkShape) -> None:
@@ -33,7 +33,7 @@ class MarkovHead(nn.Module):
         super().__init__()
         self.markov_w1 = nn.Embedding(shape.target_vocab_size, shape.markov_rank)
         nn.init.normal_(self.markov_w1.weight, std=INIT_STD)
-        self.markov_w2 = linear(shape.markov_rank, shape.target_vocab_size)
+        self.markov_w2 = linear(shape.markov_rank, shape.vocab_size)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the rows of W1 for the previous tokens, [..., r]."""

@@ -1,7 +1,8 @@
 """Compute loss, metrics and gradients of the guesses that count in the loss, some blocks at a time.
 
 The loss of a guess, before its weight, is ce_weight · CE + l1_weight · ‖p − q‖₁ + confidence_weight · BCE(ĉ,
-1 − ½ ‖p − q‖₁). q is the draft's distribution, p the target's, and ĉ the confidence head's probability. The
+1 − ½ ‖p − q‖₁). q is the draft's distribution, p the target's, and ĉ the confidence head's probability. With a
+reduced vocabulary, q is 0 for a token without a row in the head, and CE is 0 if the data's token has none. The
 last term trains the confidence head alone (paper arXiv 2607.05147, section 3; DeepSpec). Loss, metrics and
 gradients come from one pass, so only one chunk's logits are in memory.
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from spec_core import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_dspark.config import DSparkConfig
-    from spec_kit.block_drafting import BlockKernels, CountedGuesses
-    from spec_kit.layers import Distribution
+    from spec_kit.block_drafting import BlockHead, BlockKernels, CountedGuesses
+    from spec_kit.layers import Teacher
 
 _VALUES = ("accuracy", "acceptance", "acceptance_t1", "guess_loss", "confidence_loss")
 _LENGTHS = {
@@ -62,6 +63,7 @@ class GuessLoss:
     """Computes the loss of guesses, which has several terms, and weighs each guess."""
 
     ops: VocabularyOps
+    head: BlockHead
     kernels: BlockKernels
     options: DSparkConfig
     weight_S: Tensor
@@ -73,7 +75,7 @@ class GuessLoss:
         metrics = GuessMetrics(guesses, len(self.weight_S), _VALUES, _LENGTHS)
         totals = _Sums(self, inputs, batch, loss_scale(denominators, inputs.states_ASH), metrics)
         with torch.no_grad():
-            for chunk in guesses.chunks(self.ops, len(self.weight_S)):
+            for chunk in guesses.chunks(self.ops, self.head, len(self.weight_S)):
                 totals.add(chunk)
         return totals.output()
 
@@ -84,10 +86,13 @@ class _Scored:
 
     logits_RV: Tensor
     log_sum_R: Tensor
-    teacher: Distribution
+    teacher: Teacher
     labels: LabelColumns
+    has_label_R: Tensor
+    """Whether the data's token has a row in the head."""
     correct_R: Tensor
     cross_R: Tensor
+    """Cross-entropy to the data's token; 0 if it has no row."""
     overlap_R: Tensor
     """Probability that rejection sampling accepts the guess: Σ min(p, q) = 1 − ½ ‖p − q‖₁, with the target's
     distribution p and the draft's q."""
@@ -128,28 +133,29 @@ class _Sums:
             self._add_gradients(place_R, scored, weight_R)
 
     def _score(self, guesses: CountedGuesses) -> _Scored:
-        place_R, ops, kernels = guesses.place_R, self.rule.ops, self.rule.kernels
-        logits_RV = ops.head.forward(self.inputs.states_ASH[place_R])
+        place_R, rule = guesses.place_R, self.rule
+        ops, head, kernels = rule.ops, rule.head, rule.kernels
+        logits_RV = head.products.forward(self.inputs.states_ASH[place_R])
         logits_RV.addmm_(self.inputs.bias_ASr[place_R], self.inputs.bias_Vr.T)
-        ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
-        log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
-        label_R = guesses.label_R
-        teacher = teacher_of_guesses(guesses, self.batch, ops, kernels)
-        one_R = torch.ones_like(log_sum_R)
-        terms = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher, one_R)
+        log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, head.ids_V, ops, kernels)
+        teacher = teacher_of_guesses(guesses, self.batch, head, ops, kernels)
+        mass_R = teacher.in_vocab_mass_R
+        terms = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher.distribution, mass_R)
         overlap_R, below_R = (ops.reduce_sum(term.squeeze(1)) for term in terms[1:])
-        id_R = self.batch.input_ids_T[label_R]
-        labels = LabelColumns.of(id_R, ops)
+        id_R = self.batch.input_ids_T[guesses.label_R]
+        labels, has_label_R = LabelColumns.of(id_R, head.ids_V), head.has(id_R)
         cross_R = log_sum_R - ops.reduce_sum(labels.logits(logits_RV, log_sum_R.dtype))
+        chance_R = probabilities(best_R[:, None], head.ids_V, teacher.distribution, ops).squeeze(1)
         return _Scored(
             logits_RV=logits_RV,
             log_sum_R=log_sum_R,
             teacher=teacher,
             labels=labels,
+            has_label_R=has_label_R,
             correct_R=best_R == id_R,
-            cross_R=cross_R,
+            cross_R=cross_R * has_label_R,
             overlap_R=overlap_R,
-            chance_R=probabilities(best_R[:, None], ids_V, teacher, ops).squeeze(1),
+            chance_R=chance_R * mass_R,
             below_R=below_R,
         )
 
@@ -172,31 +178,31 @@ class _Sums:
         assert self.grads is not None
         grad_RV, ops = self._gradient_(scored, weight_R), self.rule.ops
         grad_ASH, grad_ASr, grad_Vr, *_ = self.grads
-        grad_ASH[place_R] = ops.reduce_sum(ops.head.backward(grad_RV))
+        grad_ASH[place_R] = ops.reduce_sum(self.rule.head.products.backward(grad_RV))
         grad_ASr[place_R] = ops.reduce_sum(grad_RV @ self.inputs.bias_Vr)
         grad_Vr += grad_RV.T @ self.inputs.bias_ASr[place_R]
 
     def _gradient_(self, scored: _Scored, weight_R: Tensor) -> Tensor:
         """Overwrite the logits with their gradient.
 
-        Let p be the target's and q the draft's distribution, w the guess's weight, and B the sum of q over
-        the tokens with q < p. A token's gradient is w · (ce_weight + 2 · l1_weight · B) · q. If q < p, it is
-        less by 2 · w · l1_weight · q; at the label it is less by w · ce_weight. This follows from
+        Let p be the target's and q the draft's distribution, w the guess's weight, c ce_weight (0 if the label has no
+        row), and B the sum of q over the tokens with q < p. A token's gradient is w · (c + 2 · l1_weight · B) · q. If
+        q < p, it is less by 2 · w · l1_weight · q; at the label it is less by w · c. This follows from
         d‖p − q‖₁ / d logit = q (s − Σ s q) with s = 1 − 2 [q < p]. The label's value is rounded only once.
         """
         options, column_R1 = self.rule.options, scored.labels.column_R1
-        all_R = weight_R * (options.ce_weight + 2 * options.l1_weight * scored.below_R)
+        teacher, mass_R = scored.teacher.distribution, scored.teacher.in_vocab_mass_R
+        cross_R = weight_R * options.ce_weight * scored.has_label_R
+        all_R = cross_R + 2 * options.l1_weight * weight_R * scored.below_R
         below_R = -2 * options.l1_weight * weight_R
         q_R, p_R = (
             softmax(logits_RV.gather(1, column_R1), log_sum_R).squeeze(1).to(weight_R)
-            for logits_RV, log_sum_R in ((scored.logits_RV, scored.log_sum_R), scored.teacher)
+            for logits_RV, log_sum_R in ((scored.logits_RV, scored.log_sum_R), teacher)
         )
-        there_R = (all_R + below_R * (q_R < p_R)) * q_R
-        there_R = there_R - options.ce_weight * weight_R * scored.labels.here_R1.squeeze(1)
+        there_R = (all_R + below_R * (q_R < mass_R * p_R)) * q_R - cross_R * scored.labels.here_R1.squeeze(1)
         factors = all_R[:, None], below_R[:, None], torch.zeros_like(all_R)[:, None]
-        one_R = torch.ones_like(all_R)
         self.rule.kernels.distill_grad_(
-            scored.logits_RV[:, None], scored.log_sum_R[:, None], factors, scored.teacher, one_R
+            scored.logits_RV[:, None], scored.log_sum_R[:, None], factors, teacher, mass_R
         )
         return scored.logits_RV.scatter_(1, column_R1, there_R[:, None].to(scored.logits_RV.dtype))
 

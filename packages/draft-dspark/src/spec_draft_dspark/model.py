@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 from spec_core import to_device_async
 from spec_draft_dspark.heads import MARKOV_HEADS, ConfidenceHead
 from spec_draft_dspark.loss import GuessLoss, HeadInputs
-from spec_kit.block_drafting import BlockBackbone, BlockRule, Blocks, CountedGuesses, guess_weights
+from spec_kit.block_drafting import (
+    BlockBackbone,
+    BlockHead,
+    BlockRule,
+    Blocks,
+    CountedGuesses,
+    guess_weights,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +42,13 @@ class DSparkModel(BlockBackbone):
         blocks = Blocks.of(batch, BlockRule(self.config.num_anchors, num_guesses))
         weight_S = to_device_async(guess_weights(num_guesses, self.config.gamma), device)
         inputs = self.head_inputs(self.states(batch, blocks, ops), blocks.tokens_before(batch, num_guesses))
-        loss = GuessLoss(ops=ops, kernels=self.kernels, options=self.config, weight_S=weight_S)
+        loss = GuessLoss(
+            ops=ops,
+            head=BlockHead.of(ops, self),
+            kernels=self.kernels,
+            options=self.config,
+            weight_S=weight_S,
+        )
         return loss(inputs, batch, CountedGuesses.of(blocks, device), denominators)
 
     def head_inputs(self, states_ASH: Tensor, before_AS: Tensor) -> HeadInputs:

@@ -1,7 +1,7 @@
 """Draft with DSpark in plain torch, as a reference: a block's guesses are made one after the other.
 
 One pass before computes the states of all slots of a block. Shape suffixes: B sequences, K guesses, H width,
-V vocabulary.
+V rows of the head.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class DSparkProposer(BlockProposer):
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
         """Return each sequence's guesses, with the biased distributions from which they are drawn."""
-        head, first = proposers[0].module.markov_head, proposers[0]
+        head = proposers[0].module.markov_head
         states_BKH = cls.states(proposers, num_tokens)
-        base_BKV = states_BKH @ first.ops.head_VH.T
+        head_VH, tokens = cls.choose_from(proposers)
+        base_BKV = states_BKH @ head_VH.T
         guesses, memory = Guesses(num_tokens, temperature, generators), None
         token_B = torch.tensor([p.last_id for p in proposers], device=states_BKH.device)
         for k in range(num_tokens):
             bias_Br, memory = head.step(states_BKH[:, k], head.embed(token_B), memory)
             logits_BV = base_BKV[:, k] + bias_Br @ head.markov_w2.weight.T
-            token_B = guesses.choose(logits_BV)
+            token_B = guesses.choose(logits_BV, tokens)
         return guesses.proposals()

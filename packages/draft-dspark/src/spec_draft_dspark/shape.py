@@ -36,10 +36,10 @@ class DSparkShape(BlockShape):
 
     def tensor_shapes(self) -> Shapes:
         """Return name and shape of every trained tensor of the backbone and the heads."""
-        h, r, vocabulary = self.hidden_size, self.markov_rank, self.target_vocab_size
+        h, r = self.hidden_size, self.markov_rank
         heads: Shapes = {
-            "markov_head.markov_w1.weight": (vocabulary, r),
-            "markov_head.markov_w2.weight": (vocabulary, r),
+            "markov_head.markov_w1.weight": (self.target_vocab_size, r),
+            "markov_head.markov_w2.weight": (self.vocab_size, r),
         }
         if self.markov_head == "gated":
             heads |= {"markov_head.gate_proj.weight": (r, h + r), "markov_head.gate_proj.bias": (r,)}
@@ -59,7 +59,7 @@ class DSparkShape(BlockShape):
         Among the heads, only W2 is divided, by vocabulary rows.
         """
         hints = super().parallel_hints()
-        return replace(hints, columns={**hints.columns, "markov_head.markov_w2": self.target_vocab_size})
+        return replace(hints, columns={**hints.columns, "markov_head.markov_w2": self.vocab_size})
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:

@@ -175,7 +175,8 @@ def _tensors(stored: Arrays, fields: Json, architecture: str) -> Iterator[tuple[
     import numpy as np
 
     for name, array in stored.items():
-        if name in _LEFT_OUT or (name == "lm_head.weight" and architecture != CHAIN):
+        is_targets = name == "lm_head.weight" and architecture != CHAIN and "d2t" not in stored
+        if name in _LEFT_OUT or is_targets:
             continue
         if name == "d2t":  # config.json's folder has offsets, a GGUF file has token ids
             yield name, array.astype(np.int64) + np.arange(len(array))

@@ -233,6 +233,13 @@ def _names_layers_at_top_only(draft: ServedFolder) -> bool:
     return _is_chain(draft) and not draft.nested("eagle_config", _LAYERS) and read_otherwise
 
 
+def _has_reduced_blocks(draft: ServedFolder) -> bool:
+    return _is_block(draft) and draft.fields.get("draft_vocab_size") not in (
+        None,
+        draft.fields.get("vocab_size"),
+    )
+
+
 def _lacks_target_depth(draft: ServedFolder) -> bool:
     named = (draft.fields.get("num_target_layers"), draft.nested("dflash_config", "num_target_layers"))
     return _is_block(draft) and named == (None, None)
@@ -265,6 +272,11 @@ _FLAWS = (
     Flaw(
         "its config.json has no draft_vocab_size, which SGLang needs also where it is the target's",
         lambda draft: _is_chain(draft) and draft.fields.get("draft_vocab_size") is None,
+    ),
+    Flaw(
+        "it guesses blocks from a reduced vocabulary, and SGLang takes the target's whole head for such a draft; "
+        "train it without draft.vocab_size, or serve it with vLLM",
+        _has_reduced_blocks,
     ),
     Flaw(
         "its config.json has tie_word_embeddings=true, for which SGLang takes the embedding in place of the draft's "

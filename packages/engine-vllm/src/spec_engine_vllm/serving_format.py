@@ -217,7 +217,7 @@ def _names_layers_elsewhere(draft: ServedFolder) -> bool:
 
 def _maps_whole_vocabulary(draft: ServedFolder) -> bool:
     whole = draft.fields.get("draft_vocab_size") in (None, draft.fields.get("vocab_size"))
-    return _is_chain(draft) and "d2t" in draft.tensors and whole
+    return (_is_chain(draft) or _is_block(draft)) and "d2t" in draft.tensors and whole
 
 
 def _loses_sight(draft: ServedFolder) -> bool:

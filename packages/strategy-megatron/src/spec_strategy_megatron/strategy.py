@@ -104,7 +104,9 @@ class MegatronStrategy(Strategy):
             for name, number in {**divided.columns, **divided.rows}.items()
             if name not in replicated
         }
-        if not divided.vocab_mask:
+        if divided.vocab_mask:
+            pieces["tokens of the draft's vocabulary"] = divided.vocab_size
+        else:
             pieces["tokens of the target's vocabulary"] = target.vocab_size
         for name, number in divided.all_tokens_in.items() if config.sequence_parallel else ():
             pieces[f"tokens of a sequence in the draft's {name}"] = number

@@ -48,7 +48,7 @@ from spec_testing.draft_workbench import (
 )
 from spec_testing.kernels import compared_kernels, drawing
 from spec_testing.reference import reference_kernel
-from spec_testing.toy_target import ToySample, toy_batch, toy_target
+from spec_testing.toy_target import ToySample, stored_toy_target, toy_batch, toy_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,7 +83,7 @@ class DraftSuite(ConformanceSuite):
     @pytest.fixture
     def target(self, tmp_path: Path) -> TargetSpec:
         """Return the small random target."""
-        return toy_target(tmp_path / "target")
+        return stored_toy_target(tmp_path / "target")
 
     @pytest.fixture
     def lively(self, bench: Workbench) -> Workbench:

@@ -90,6 +90,22 @@ def toy_tensors(target: TargetSpec) -> TargetTensors:
     )
 
 
+def stored_toy_target(folder: Path) -> TargetSpec:
+    """Return ``toy_target``, whose tensors are in the new ``folder``, for drafts that export some of them."""
+    from safetensors.torch import save_file
+
+    target = toy_target(folder)
+    tensors = toy_tensors(target)
+    folder.mkdir()
+    stored = {
+        target.embedding_name: tensors.embedding_VH,
+        target.head_name: tensors.head_VH,
+        target.norm_name: tensors.norm_H,
+    }
+    save_file(stored, folder / "model.safetensors")
+    return target
+
+
 def toy_ops(target: TargetSpec, tensors: TargetTensors) -> TargetOps:
     """Return the target's VocabularyOps on the CPU in float32."""
     return TargetOps(target, tensors, torch.device("cpu"), torch.float32)

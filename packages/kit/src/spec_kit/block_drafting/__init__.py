@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         guess_weights,
         sample_generator,
     )
+    from spec_kit.block_drafting.head import BlockHead
     from spec_kit.block_drafting.kernels import BlockKernels, norm_rotate
     from spec_kit.block_drafting.metrics import GuessMetrics, loss_scale
     from spec_kit.block_drafting.proposer import BlockProposer
@@ -29,6 +30,7 @@ __all__ = [
     "BlockBackbone",
     "BlockConfig",
     "BlockDraft",
+    "BlockHead",
     "BlockKernels",
     "BlockLayer",
     "BlockLayout",

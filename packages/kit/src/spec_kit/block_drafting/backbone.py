@@ -15,6 +15,7 @@ from torch import nn
 
 from spec_core import to_device_async
 from spec_kit.block_drafting.attention import BlockLayout
+from spec_kit.drafting import VocabularyModule
 from spec_kit.layers import AttentionProjections, ContextRows, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class BlockLayer(nn.Module):
         return attention.o_proj(attended.flatten(2))
 
 
-class BlockBackbone(nn.Module):
+class BlockBackbone(VocabularyModule):
     """Base of a draft's module. It computes the inputs of the head from captured states and anchors.
 
     The subclass of each draft defines ``forward``.
@@ -129,13 +130,15 @@ class BlockBackbone(nn.Module):
     ) -> None:
         """Create the network. ``embedding_scale``: factor by which the target's embedding is multiplied."""
         super().__init__()
-        self.shape, self.config, self.kernels = shape, config, kernels
+        self.shape: BlockShape = shape
+        self.config, self.kernels = config, kernels
         self.embedding_scale = embedding_scale
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         self.fc = linear(len(shape.layers) * shape.hidden_size, shape.hidden_size)
         self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.layers = nn.ModuleList(self.layer_type(shape, window, kernels) for window in shape.windows)
         self.norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.add_vocabulary(shape)
 
     @property
     def decoder_layers(self) -> list[BlockLayer]:

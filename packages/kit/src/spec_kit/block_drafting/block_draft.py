@@ -18,7 +18,7 @@ from spec_kit.drafting import (
     as_served,
     num_weights,
 )
-from spec_kit.drafting.served_draft import EMBEDDING
+from spec_kit.drafting.served_draft import EMBEDDING, HEAD
 from spec_kit.targets import read_target_tensors
 from spec_kit.targets.rope_parameters import draft_rope
 
@@ -61,6 +61,10 @@ class BlockDraft(ServedDraft[C, S]):
             "eagle_aux_hidden_state_layer_ids": fields.get("aux_hidden_state_layer_ids"),
             cls.Shape.nested: nested,
         }
+
+    def reduced(self, vocab_size: int | None) -> bool:
+        """Return whether the vocabulary is reduced, by the folder ``init_from`` or the option ``vocab_size``."""
+        return vocab_size is not None if self.checkpoint is None else self.checkpoint.shape.reduced
 
     @property
     @abstractmethod
@@ -158,11 +162,11 @@ class BlockDraft(ServedDraft[C, S]):
         weights = shape.tensor_shapes()
         layers = num_weights(size for name, size in weights.items() if name.startswith("layers."))
         keys = num_weights(size for name, size in weights.items() if name.endswith(_KEYS_VALUES))
-        head = (FROZEN + TEACHER * self.needs_teacher) * target.vocab_size * target.hidden_size
+        head_rows = FROZEN * shape.vocab_size + TEACHER * self.needs_teacher * target.vocab_size
         windows = [window for window in shape.windows if window is not None]
         return StepCost(
             per_token=TRAINED * (prod(weights["fc.weight"]) + keys),
-            per_row=shape.block_size * TRAINED * layers + self.num_guesses * head,
+            per_row=shape.block_size * TRAINED * layers + self.num_guesses * head_rows * target.hidden_size,
             row_channels=shape.num_layers * shape.block_size * shape.num_heads * shape.head_dim,
             window=max(windows) if len(windows) == shape.num_layers else None,
             most_rows=self.options.num_anchors,
@@ -181,20 +185,27 @@ class BlockDraft(ServedDraft[C, S]):
     def initialize(
         self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Scale the target's final norm for the draft's final norm; the head is the target's, unchanged."""
+        """Choose the vocabulary, and scale the target's final norm for the draft's final norm.
+
+        The head is the target's, unchanged, or some of its rows.
+        """
         from spec_kit.layers import first_norm
 
-        module.load_state_dict({"norm.weight": first_norm(tensors.norm_H, tensors.head_VH)}, strict=False)
+        ids_V, head_VH = module.choose_vocabulary(target, token_counts), tensors.head_VH
+        head_VH = head_VH[ids_V] if self.shape(target).reduced else head_VH
+        module.load_state_dict({"norm.weight": first_norm(tensors.norm_H, head_VH)}, strict=False)
 
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the module's tensors, and a scaled copy of the target's embedding if the target has a scale.
+        """Yield the module's tensors, and copies of what engines do not take from the target.
 
-        Engines let the draft use the target's embedding: SGLang applies the scale, vLLM does not. The copy is for
-        vLLM.
+        These are the head's rows of a reduced vocabulary, and a scaled embedding. Engines let the draft use the
+        target's embedding: SGLang applies the target's scale, vLLM does not. The copy is for vLLM.
         """
         yield from super().exported_tensors(weights, target)
+        if self.shape(target).reduced:
+            yield HEAD, as_served(read_target_tensors(target).head_VH[weights["t2d"].cpu()], target)
         if target.embedding_scale != 1:
             scaled_VH = read_target_tensors(target).embedding_VH * target.embedding_scale
             yield EMBEDDING, as_served(scaled_VH, target)

@@ -10,8 +10,8 @@ from pydantic import Field, NonNegativeInt
 from spec_kit.drafting import (
     CapturedLayers,
     DecoderConfig,
-    DecoderShape,
     Size,
+    VocabularyShape,
     checked,
     decoder_fields,
     end_fields,
@@ -67,7 +67,7 @@ class BlockConfig(DecoderConfig):
         return self
 
 
-class BlockShape(DecoderShape):
+class BlockShape(VocabularyShape):
     """The sizes of one draft that guesses blocks."""
 
     nested: ClassVar[str] = "dflash_config"
@@ -121,7 +121,7 @@ class BlockShape(DecoderShape):
             all_tokens_out=("norm",),
             partial=tuple(f"{layer}.self_attn.{kind}_norm" for layer in layers for kind in "qk"),
         )
-        return sum(map(self.layer_hints, layers), own)
+        return sum(map(self.layer_hints, layers), own + self.vocabulary_hints())
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -157,7 +157,6 @@ class BlockShape(DecoderShape):
             "output_multiplier": 1.0,
             "final_logit_softcapping": None,
             "num_hidden_layers": self.num_layers,
-            "draft_vocab_size": self.target_vocab_size,
         }
 
     def problem(self) -> str | None:
@@ -182,7 +181,8 @@ class BlockShape(DecoderShape):
     def backbone_fields(self, architecture: str, target: TargetSpec, *, tied: bool) -> Json:
         """Return the fields of a Qwen3-style draft's config.json that vLLM and SGLang both read.
 
-        ``tied``: whether the head and the embedding share their weights.
+        ``tied``: whether the target's head and embedding share their weights. A reduced vocabulary has a head of
+        its own, and ``draft_vocab_size`` is its number of rows.
         """
         return {
             **head_fields(architecture, "qwen3", target),
@@ -190,7 +190,8 @@ class BlockShape(DecoderShape):
             "intermediate_size": self.intermediate_size,
             "num_hidden_layers": self.num_layers,
             **decoder_fields(self),
-            "tie_word_embeddings": tied,
+            "tie_word_embeddings": tied and not self.reduced,
+            **({"draft_vocab_size": self.vocab_size} if self.reduced else {}),
             "num_target_layers": target.num_layers,
             **end_fields(self, target),
             "layer_types": list(self.layer_types),

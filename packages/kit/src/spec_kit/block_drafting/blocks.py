@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from spec_core import ContextGroup, VocabularyOps
     from spec_core.records import DraftBatch
+    from spec_kit.block_drafting.head import BlockHead
 
 
 @dataclass(frozen=True)
@@ -179,15 +180,17 @@ class CountedGuesses:
         return to_device_async(token_U, device), to_device_async(index_R, device)
 
     def chunks(
-        self, ops: VocabularyOps, num_guesses: int, *, has_teacher: bool = True
+        self, ops: VocabularyOps, head: BlockHead, num_guesses: int, *, has_teacher: bool = True
     ) -> list[CountedGuesses]:
         """Divide the guesses into chunks of whole blocks.
 
         A chunk has at least one block, and otherwise at most ``ops.chunk_bytes`` of logits. ``num_guesses``: number
         of guesses of a block. ``has_teacher``: whether a guess also has the logits of its teacher.
         """
+        # Ranks have equally many rows of a reduced vocabulary, but not of a whole one.
+        num_rows = ops.shard_rows if head.vocab_mask_V is None else len(head.ids_V)
         teacher_bytes = 4 * has_teacher  # in float32; or in half precision, for the guess and for its token
-        row_bytes = ops.shard_rows * (ops.head_VH.element_size() + teacher_bytes)
+        row_bytes = num_rows * ops.head_VH.element_size() + ops.shard_rows * teacher_bytes
         size = max(1, ops.chunk_bytes // row_bytes // num_guesses)
         ends = [0, *self.counted_A.cumsum(0).tolist()]
         edges = [*range(0, len(self.counted_A), size), len(self.counted_A)]

@@ -12,6 +12,7 @@ import torch
 
 from spec_core.errors import ConfigError
 from spec_kit.block_drafting.attention import BlockLayout
+from spec_kit.block_drafting.head import BlockHead
 from spec_kit.drafting import BatchProposer
 from spec_kit.layers import extended_caches, new_positions
 
@@ -69,6 +70,12 @@ class BlockProposer(BatchProposer):
                 f"it guesses at most {most}"
             )
         return super().propose_all(proposers, num_tokens, temperature, generators)
+
+    @classmethod
+    def choose_from(cls, proposers: Sequence[Self]) -> tuple[Tensor, tuple[Tensor, int] | None]:
+        """Return the head's weight, and the tokens of its rows as ``Guesses.choose`` takes them."""
+        module, ops = proposers[0].module, proposers[0].ops
+        return BlockHead.of(ops, module).products.weight, module.head_tokens
 
     @property
     def _length(self) -> int:

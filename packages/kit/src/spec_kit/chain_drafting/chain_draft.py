@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spec_core.errors import ConfigError
 from spec_core.records import FeatureSchema
 from spec_kit.chain_drafting.chain_shape import ChainConfig, ChainShape
-from spec_kit.drafting import DraftCheckpoint, ServedDraft, as_served, layer_range_problem
+from spec_kit.drafting import ServedDraft, layer_range_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -48,25 +46,6 @@ class ChainDraft(ServedDraft[C, S]):
         own = {name: fields[name] for name in _SPECULATORS_FIELDS if name in fields}
         return {"architectures": [cls.architecture], "norm_before_residual": True} | own
 
-    @classmethod
-    def check_checkpoint(cls, checkpoint: DraftCheckpoint[S]) -> None:
-        """Raise ArtifactError if the vocabulary mapping is invalid."""
-        if "d2t" in checkpoint.stored_names:
-            from spec_kit.drafting import read_mapping
-
-            read_mapping(checkpoint)
-
-    def check_target(self, target: TargetSpec) -> None:
-        """Raise TargetError if the draft does not fit the target (D2), ConfigError if its head is too small.
-
-        The head must have a row for each of the target's end-of-sequence tokens.
-        """
-        super().check_target(target)
-        if len(target.eos_token_ids) > (size := self.shape(target).vocab_size):
-            raise ConfigError(
-                f"draft.vocab_size={size} does not hold the target's {len(target.eos_token_ids)} end tokens; raise it"
-            )
-
     def target_problem(self, target: TargetSpec) -> str | None:
         """Return why the captured layers are invalid for the target, or None."""
         shape, wanted = self.shape(target), self.options.layers
@@ -91,20 +70,3 @@ class ChainDraft(ServedDraft[C, S]):
         from spec_kit.layers import start_from_target
 
         start_from_target(module, target, tensors, token_counts)
-
-    def stored_state(self, checkpoint: DraftCheckpoint[S]) -> dict[str, Tensor]:
-        """Return the module's state dict, the vocabulary mapping included."""
-        from spec_kit.drafting import read_mapping
-
-        mapping = read_mapping(checkpoint) if checkpoint.shape.reduced else {}
-        return super().stored_state(checkpoint) | mapping
-
-    def exported_tensors(
-        self, weights: Mapping[str, Tensor], target: TargetSpec
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the trained tensors, then the vocabulary mapping if the vocabulary is reduced (D8)."""
-        from spec_kit.drafting import MAPPING
-
-        yield from super().exported_tensors(weights, target)
-        for name in MAPPING if self.shape(target).reduced else ():
-            yield name, as_served(weights[name], target)

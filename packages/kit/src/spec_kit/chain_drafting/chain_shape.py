@@ -9,9 +9,8 @@ from pydantic import Field
 from spec_kit.drafting import (
     CapturedLayers,
     DecoderConfig,
-    DecoderShape,
     DistilledLoss,
-    Size,
+    VocabularyShape,
     decoder_fields,
     end_fields,
     head_fields,
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import TargetSpec
-    from spec_kit.drafting import Json, Shapes
+    from spec_kit.drafting import Json
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
@@ -54,23 +53,13 @@ class ChainConfig(DecoderConfig):
     means 2, N // 2 and N − 3 for a target of N layers."""
 
 
-class ChainShape(DecoderShape):
+class ChainShape(VocabularyShape):
     """The sizes of one draft that guesses chains."""
 
     nested: ClassVar[str] = "eagle_config"
 
-    vocab_size: Size = Field(
-        default_factory=lambda sizes: sizes["target_vocab_size"], alias="draft_vocab_size"
-    )
-    """Number of rows V' of the draft's head; equal to ``target_vocab_size`` if the vocabulary is not
-    reduced."""
     captured: tuple[int, ...] | None
     """Ids of the target layers whose input states are captured; None means the three default layers."""
-
-    @property
-    def reduced(self) -> bool:
-        """Whether the draft's vocabulary is smaller than the target's."""
-        return self.vocab_size < self.target_vocab_size
 
     @property
     def num_captured(self) -> int:
@@ -82,23 +71,15 @@ class ChainShape(DecoderShape):
         n = num_target_layers
         return (2, n // 2, n - 3) if self.captured is None else self.captured
 
-    def mapping_shapes(self) -> tuple[Shapes, Shapes]:
-        """Return the shapes of the mapping tensors that a folder must have, and of all that it may have.
-
-        ``d2t`` is required if the vocabulary is reduced.
-        """
-        mapping: Shapes = {"d2t": (self.vocab_size,), "t2d": (self.target_vocab_size,)}
-        return {"d2t": mapping["d2t"]} if self.reduced else {}, mapping
-
     def input_and_head_hints(self) -> TensorParallelHints:
         """Return how tensor-parallel ranks divide the head, and ``fc`` along its inputs."""
-        return TensorParallelHints(
+        own = TensorParallelHints(
             columns={"lm_head": self.vocab_size},
             rows={"fc": self.num_captured * self.hidden_size},
             whole_inputs=("fc",),
             leaves=("fc",),
-            vocab_mask="t2d" if self.reduced else "",
         )
+        return own + self.vocabulary_hints()
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
@@ -120,12 +101,6 @@ class ChainShape(DecoderShape):
             "use_aux_hidden_state": True,
             **({} if self.captured is None else {"num_aux_hidden_states": len(self.captured)}),
         }
-
-    def problem(self) -> str | None:
-        """Return why no draft can have this shape, or None."""
-        if self.vocab_size > self.target_vocab_size:
-            return f"a draft vocabulary of {self.vocab_size} exceeds the target's {self.target_vocab_size}"
-        return super().problem()
 
     def chain_fields(
         self, architecture: str, model_type: str, target: TargetSpec, *, num_layers: int, norms: Json

@@ -11,6 +11,7 @@ from spec_kit.drafting.decoder_shape import (
     decoder_fields,
     end_fields,
 )
+from spec_kit.drafting.draft_checkpoint import DraftCheckpoint
 from spec_kit.drafting.draft_checks import Flaw, ServedFolder, check_served
 from spec_kit.drafting.draft_files import (
     Json,
@@ -29,23 +30,24 @@ from spec_kit.drafting.draft_files import (
 from spec_kit.drafting.draft_folder import recognise
 from spec_kit.drafting.draft_shape import DraftShape, head_fields, layer_range_problem, read_layers
 from spec_kit.drafting.latent_shape import LatentShape
-from spec_kit.drafting.served_draft import DraftCheckpoint, ServedDraft
+from spec_kit.drafting.served_draft import ServedDraft
 from spec_kit.drafting.step_cost import FROZEN, TEACHER, TRAINED, StepCost, num_weights
+from spec_kit.drafting.vocabulary_shape import VocabularyShape
 from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.drafting.batch_proposer import BatchProposer
-    from spec_kit.drafting.draft_vocabulary import MAPPING, read_mapping
+    from spec_kit.drafting.draft_vocabulary import read_mapping
     from spec_kit.drafting.drawing import uniform_numbers
     from spec_kit.drafting.guesses import Guesses
     from spec_kit.drafting.verification import Verdict, distribution, verify_greedy, verify_sampled
+    from spec_kit.drafting.vocabulary_module import VocabularyModule
 else:
     __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "FP8_MULTIPLE",
     "FROZEN",
-    "MAPPING",
     "TEACHER",
     "TRAINED",
     "BatchProposer",
@@ -65,6 +67,8 @@ __all__ = [
     "Size",
     "StepCost",
     "Verdict",
+    "VocabularyModule",
+    "VocabularyShape",
     "architectures",
     "as_served",
     "check_served",

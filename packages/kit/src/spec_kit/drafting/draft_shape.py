@@ -84,6 +84,11 @@ class DraftShape(pydantic.BaseModel):
         """Return the shapes of tensors that are not trained, in two mappings: required and optional ones."""
         return {}, {}
 
+    @property
+    def reduced(self) -> bool:
+        """Whether the draft's vocabulary is smaller than the target's."""
+        return False
+
     def fixed_fields(self) -> Json:
         """Return fields of a served config.json for which training supports only the given value."""
         return {}

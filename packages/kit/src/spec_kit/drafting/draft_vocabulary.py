@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_kit.drafting.served_draft import DraftCheckpoint
+    from spec_kit.drafting.draft_checkpoint import DraftCheckpoint
 
 MAPPING = ("d2t", "t2d")
 """Names of the buffers that store the draft's vocabulary."""

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from spec_core import Draft, DraftConfig, DraftCost, no_kernel
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_core.wording import shown
+from spec_kit.drafting.draft_checkpoint import DraftCheckpoint
 from spec_kit.drafting.draft_files import (
     DOWNLOAD_FIRST,
     architectures,
     as_served,
     check_shapes,
-    load_tensors,
     present,
     read_config,
     read_shapes,
@@ -46,61 +45,6 @@ _SPECULATORS = "speculators_model_type"
 """Field with the algorithm's name in a config.json that the library ``speculators`` wrote. Such a config.json
 holds the fields of decoder layers in a nested object; the tensor file also holds the target's embedding and
 head."""
-
-
-@dataclass(frozen=True)
-class DraftCheckpoint(Generic[S]):
-    """A draft's served folder, whose config.json and tensor names, shapes and dtypes have been checked."""
-
-    folder: Path
-    shape: S
-    stored_names: Mapping[str, str]
-    """Name in the module -> name in the file, without copies of the target's embedding and head."""
-    embedding: str | None
-    """Name in the file of a copy of the target's embedding; None if there is none."""
-    head: str | None = None
-    """Name in the file of a copy of the target's head, if the draft has no trained head."""
-    trained_depth: int | None = None
-    """How many tokens ahead the draft was trained to guess, if config.json says it."""
-
-    def load(self, *names: str) -> dict[str, Tensor]:
-        """Return tensors with the dtypes of the file. ``names``: their names in the module."""
-        return load_tensors(self.folder, {name: self.stored_names[name] for name in names})
-
-    def check_embedding(self, target: TargetSpec, scale: float) -> None:
-        """Raise ArtifactError if the copy of the embedding is not ``scale`` times the target's embedding.
-
-        Training and some engines use the target's embedding anyway. Only a sample of rows is compared, to the
-        precision of bfloat16.
-        """
-        from spec_kit.targets.target_reader import read_target_tensors
-
-        if self.embedding is not None and not self._holds(
-            self.embedding, read_target_tensors(target).embedding_VH, scale
-        ):
-            raise ArtifactError(
-                f"draft {self.folder}: its {self.embedding} is not the embedding of target {target.folder}: it was "
-                "made for another target, or trained its own, which not every engine loads"
-            )
-
-    def check_head(self, target: TargetSpec) -> None:
-        """Raise ArtifactError if the copy of the head differs from the target's head, which engines use."""
-        from spec_kit.targets.target_reader import read_target_tensors
-
-        if self.head is not None and not self._holds(self.head, read_target_tensors(target).head_VH, 1.0):
-            raise ArtifactError(
-                f"draft {self.folder}: its {self.head} is not the head of target {target.folder}: it was made for "
-                "another target"
-            )
-
-    def _holds(self, name: str, wanted_VH: Tensor, scale: float) -> bool:
-        import torch
-
-        found_VH = load_tensors(self.folder, {name: name})[name]
-        rows = torch.arange(0, len(wanted_VH), max(1, len(wanted_VH) // 256))
-        return found_VH.shape == wanted_VH.shape and torch.allclose(
-            found_VH[rows].float(), scale * wanted_VH[rows].float(), rtol=2**-8, atol=1e-6
-        )
 
 
 class ServedDraft(Draft, Generic[C, S]):
@@ -174,7 +118,8 @@ class ServedDraft(Draft, Generic[C, S]):
             if other != name:
                 raise ArtifactError(f"draft {folder}: {other} and {name} are the same tensor, stored twice")
         embedding = names.pop(EMBEDDING, None)
-        is_copied = (is_speculators or cls.may_copy_head) and HEAD not in shape.tensor_shapes()
+        may_copy = is_speculators or cls.may_copy_head or shape.reduced
+        is_copied = may_copy and HEAD not in shape.tensor_shapes()
         head = names.pop(HEAD, None) if is_copied else None
         required, optional = shape.mapping_shapes()
         found = {name: stored[names[name]] for name in names}
@@ -182,6 +127,14 @@ class ServedDraft(Draft, Generic[C, S]):
         depth = fields.get(cls.depth_option)
         depth = depth if type(depth) is int and depth > 0 else None
         checkpoint = DraftCheckpoint(folder, shape, names, embedding, head, depth)
+        if "d2t" in names:
+            from spec_kit.drafting.draft_vocabulary import read_mapping
+
+            read_mapping(checkpoint)
+        if is_copied and shape.reduced and head is None:
+            raise ArtifactError(
+                f"draft {folder} lacks {HEAD}, without which engines take the target's whole head"
+            )
         cls.check_checkpoint(checkpoint)
         return checkpoint
 
@@ -226,7 +179,10 @@ class ServedDraft(Draft, Generic[C, S]):
         """Return the shape of a fresh draft, from the options and the target."""
 
     def check_target(self, target: TargetSpec) -> None:
-        """Raise TargetError if the draft does not fit the target (D2)."""
+        """Raise TargetError if the draft does not fit the target (D2), ConfigError if its vocabulary is too small.
+
+        A reduced vocabulary must have each of the target's end tokens.
+        """
         shape = self.shape(target)
         problems = (
             head_problem(target),
@@ -240,6 +196,11 @@ class ServedDraft(Draft, Generic[C, S]):
             )
             raise TargetError(
                 f"{subject} does not go with target {target.folder} ({target.architecture}): {problem}"
+            )
+        if shape.reduced and len(target.eos_token_ids) > shape.vocab_size:
+            raise ConfigError(
+                f"draft.vocab_size={shape.vocab_size} does not hold the target's {len(target.eos_token_ids)} end "
+                "tokens; raise it"
             )
         if self.checkpoint is not None:
             self.checkpoint.check_embedding(target, self.embedding_scale(target))
@@ -304,9 +265,14 @@ class ServedDraft(Draft, Generic[C, S]):
         """Replace random weights by better initial weights in a fresh ``module`` (from ``new_module``)."""
 
     def stored_state(self, checkpoint: DraftCheckpoint[S]) -> dict[str, Tensor]:
-        """Return the module's state dict from a checkpoint, in float32."""
+        """Return the module's state dict from a checkpoint, weights in float32."""
         tensors = checkpoint.load(*checkpoint.shape.tensor_shapes())
-        return {name: tensor.float() for name, tensor in tensors.items()}
+        state = {name: tensor.float() for name, tensor in tensors.items()}
+        if not checkpoint.shape.reduced:
+            return state
+        from spec_kit.drafting.draft_vocabulary import read_mapping
+
+        return state | read_mapping(checkpoint)
 
     @property
     def default_draft_tokens(self) -> int:
@@ -322,8 +288,14 @@ class ServedDraft(Draft, Generic[C, S]):
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor of each trained weight, in the dtype in which it is served (D8)."""
-        for name in self.shape(target).tensor_shapes():
+        """Yield name and tensor of each trained weight, in the dtype in which it is served (D8).
+
+        The mapping of a reduced vocabulary follows them.
+        """
+        from spec_kit.drafting.draft_vocabulary import MAPPING
+
+        shape = self.shape(target)
+        for name in (*shape.tensor_shapes(), *(MAPPING if shape.reduced else ())):
             yield name, as_served(weights[name], target)
 
 

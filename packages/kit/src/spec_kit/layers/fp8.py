@@ -85,6 +85,11 @@ class Fp8Weight(LinearWeight):
         """Return the gradient [..., K] of the layer's input from ``grad`` [..., N], which is rounded to e5m2."""
         return self._product(grad, BACKWARD, self._inputs)
 
+    def take(self, index_N: Tensor) -> LinearWeight:
+        """Return the weight of some of the outputs, in fp8 if their number is a multiple of 16."""
+        weight = self.weight[index_N]
+        return Fp8Weight(weight, self.quantize) if fits(weight) else LinearWeight(weight)
+
     def _product(self, rows: Tensor, dtype: torch.dtype, columns: Quantized) -> Tensor:
         values, scale = self.quantize(rows.flatten(0, -2), dtype)
         row_wise = F.ScalingType.RowWise

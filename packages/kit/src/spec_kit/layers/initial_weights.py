@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_kit.drafting.draft_vocabulary import mapping, select_tokens
 from spec_kit.layers.decoder_parts import INIT_STD
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from spec_core import TargetSpec, TargetTensors
+    from spec_kit.drafting import VocabularyModule
 
 MATRIX_GAIN = 0.5
 """Initial gain of matrices: weights are normal with standard deviation gain / √inputs, so that the size of the
@@ -33,7 +33,7 @@ _MOST_ROWS = 4096
 
 @torch.no_grad()
 def start_from_target(
-    module: nn.Module, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
+    module: VocabularyModule, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
 ) -> None:
     """Scale the random matrices, copy the target's head and scaled norm, and choose the draft's vocabulary.
 
@@ -44,12 +44,9 @@ def start_from_target(
         if weight.ndim == 2 and weight is not head_VH:
             gain = FUSION_GAIN if name == "fc.weight" else MATRIX_GAIN
             weight.mul_(gain / math.sqrt(weight.shape[1]) / INIT_STD)
-    size, total = len(head_VH), target.vocab_size
-    ids_V = select_tokens(token_counts, total, size, target.eos_token_ids)
+    ids_V = module.choose_vocabulary(target, token_counts)
     head_VH.copy_(tensors.head_VH[ids_V].float() * target.logit_scale)
     module.get_parameter("norm.weight").copy_(first_norm(tensors.norm_H, head_VH))
-    if size < total:
-        module.load_state_dict(mapping(ids_V, total), strict=False)
 
 
 def first_norm(norm_H: Tensor, head_VH: Tensor) -> Tensor:

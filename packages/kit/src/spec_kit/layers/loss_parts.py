@@ -51,19 +51,18 @@ class LabelColumns:
     """The column of each label in logits over the local rows of the vocabulary, and whether it has one."""
 
     column_R1: Tensor
-    """int64: column of the label; any column if the label is on another shard."""
+    """int64: column of the label; any column if the label has none on this shard."""
     here_R1: Tensor
-    """bool: whether the label is on this shard."""
+    """bool: whether the label has a column on this shard."""
 
     @classmethod
-    def of(cls, id_R: Tensor, ops: VocabularyOps) -> Self:
-        """Return the columns of the labels ``id_R`` on the local shard."""
-        first, stop = ops.vocab_range
-        here_R = (id_R >= first) & (id_R < stop)
-        return cls((id_R - first).clamp(0, stop - first - 1)[:, None], here_R[:, None])
+    def of(cls, id_R: Tensor, ids_V: Tensor) -> Self:
+        """Return the columns of the labels ``id_R``. ``ids_V``: int64, ascending, the token of each column."""
+        column_R = torch.searchsorted(ids_V, id_R).clamp_(max=len(ids_V) - 1)
+        return cls(column_R[:, None], (ids_V[column_R] == id_R)[:, None])
 
     def logits(self, logits_RV: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return each label's logit [R], or 0 if it is on another shard; the sum over shards is the logit."""
+        """Return each label's logit [R], or 0 without a column; the sum over shards is the logit."""
         return (logits_RV.gather(1, self.column_R1).to(dtype) * self.here_R1).squeeze(1)
 
 

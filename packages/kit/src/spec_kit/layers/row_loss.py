@@ -38,26 +38,15 @@ class Teacher:
     """p: softmax over the target tokens that have a row in the draft's head."""
     in_vocab_mass_R: Tensor
     """Total probability of the draft's tokens in the *whole* vocabulary's softmax: p̂ = in_vocab_mass · p."""
-
-    @classmethod
-    def whole(cls, distribution: Distribution) -> Teacher:
-        """Return the teacher of a draft whose head has a row for each target token."""
-        return cls(distribution, torch.ones_like(distribution[1]))
-
-
-@dataclass(frozen=True)
-class RankedTeacher(Teacher):
-    """The target's distribution at R positions, and its likeliest tokens."""
-
     best_R: Tensor
     """int64: arg-max over the whole vocabulary."""
     trained_R: Tensor
     """bool: whether the arg-max has a row in the draft's head; only such positions are trained."""
 
-    def take(self, row_X: Tensor) -> RankedTeacher:
+    def take(self, row_X: Tensor) -> Teacher:
         """Return the distributions at X positions. ``row_X``: int64, indices among the R positions."""
         logits_RV, log_sum_R = self.distribution
-        return RankedTeacher(
+        return Teacher(
             (logits_RV.index_select(0, row_X), log_sum_R[row_X]),
             self.in_vocab_mass_R[row_X],
             self.best_R[row_X],
@@ -85,7 +74,7 @@ class Scored:
 
 def teach(
     ops: VocabularyOps, kernels: DecoderKernels, hidden_RH: Tensor, ids_V: Tensor, vocab_mask_V: Tensor | None
-) -> RankedTeacher:
+) -> Teacher:
     """Return the target's distribution at R positions. ``hidden_RH``: inputs of the target's final norm.
 
     ``ids_V``: int64, target id of each row of the draft's head. ``vocab_mask_V``: bool over the whole target
@@ -97,10 +86,10 @@ def teach(
     log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, every_V, ops, kernels)
     if vocab_mask_V is None:
         every = torch.ones_like(log_sum_R)
-        return RankedTeacher((logits_RV, log_sum_R), every, best_R, every.bool())
+        return Teacher((logits_RV, log_sum_R), every, best_R, every.bool())
     logits_RV = logits_RV[:, ids_V - first]
     in_vocab_sum_R, _ = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
-    return RankedTeacher(
+    return Teacher(
         (logits_RV, in_vocab_sum_R), (in_vocab_sum_R - log_sum_R).exp(), best_R, vocab_mask_V[best_R]
     )
 

@@ -53,6 +53,8 @@ class TensorParallelHints:
     """Name of a buffer, bool [V]: whether an id of the target's vocabulary has a row in the draft's head
     (rows ascend by id). The vocabulary is divided so that each rank has equally many such ids. Without a name
     it is divided equally."""
+    vocab_size: int = 0
+    """Number of the ids for which ``vocab_mask`` is True; the number of ranks must divide it."""
 
     def __add__(self, other: TensorParallelHints) -> TensorParallelHints:
         """Return the union of two sets of hints."""
@@ -68,4 +70,5 @@ class TensorParallelHints:
             all_tokens_in={**self.all_tokens_in, **other.all_tokens_in},
             all_tokens_out=self.all_tokens_out + other.all_tokens_out,
             vocab_mask=self.vocab_mask or other.vocab_mask,
+            vocab_size=self.vocab_size or other.vocab_size,
         )

@@ -1,6 +1,7 @@
 """The rules by which settings are chosen."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -77,6 +78,18 @@ def test_a_plugin_gets_no_option_that_it_does_not_have(tiny_llama):
     assert recipe.engine_words(_Engine, CPU) == []
     assert recipe.engine_words(load(Engine, "hf"), CPU) == ["engine.max_num_seqs=8", "engine.dtype=float32"]
     assert recipe.engine_words(load(Engine, "hf"), GPU) == []
+
+
+def test_an_option_that_costs_the_draft_an_engine_is_left_out(tiny_llama):
+    """SGLang serves no block draft with a reduced vocabulary."""
+    from spec_kit.targets.target_reader import read_target
+
+    target = replace(read_target(tiny_llama), vocab_size=49152)
+    assert recipe.draft_options(load(Draft, "eagle3"), target, CPU, 60) == {
+        "vocab_size": 8192,
+        "num_steps": 3,
+    }
+    assert recipe.draft_options(load(Draft, "dflash"), target, CPU, 60) == {}
 
 
 def test_training_is_in_bfloat16_where_it_is_faster(tiny_llama):

@@ -100,13 +100,18 @@ def batch_tokens(num_tokens: int, budget_s: float, is_cpu: bool) -> int:
 def draft_options(
     draft: type[Draft], target: TargetSpec, machine: Machine, budget_s: float
 ) -> dict[str, int]:
-    """Return the options of the draft, of those that this kind of draft has."""
+    """Return the options of the draft, of those that this kind of draft has and that cost it no engine."""
     wanted = {
         "vocab_size": vocabulary(target.vocab_size, machine.is_cpu),
         "num_steps": chain_steps(budget_s, machine.is_cpu),
     }
     fields = draft.Config.model_fields
-    return {key: value for key, value in wanted.items() if key in fields and value is not None}
+    own = {key: value for key, value in wanted.items() if key in fields and value is not None}
+    return {key: value for key, value in own.items() if _engines(draft, **{key: value}) == _engines(draft)}
+
+
+def _engines(draft: type[Draft], **options: int) -> set[str]:
+    return set(draft(draft.Config(name=draft.name, **options)).serving_methods)
 
 
 def engine_words(engine: type[Engine], machine: Machine) -> list[str]:
