@@ -28,6 +28,17 @@ def large_host(monkeypatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
 
 
+def conversations(file):
+    """Write fifty conversations that end with an answer, and return the file."""
+    rows = [
+        row | {"messages": [*row["messages"], {"role": "assistant", "content": f"It is {number}."}]}
+        for number in range(10)
+        for row in CONVERSATIONS
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_is_short_and_passes_plan(recipe, tmp_path, monkeypatch, capsys) -> None:
     text = recipe.read_text()
@@ -41,16 +52,28 @@ def test_a_recipe_is_short_and_passes_plan(recipe, tmp_path, monkeypatch, capsys
     (target / "config.json").write_text(json.dumps(config | here))
     write_tensors(target, config)
     thinking_tokenizer().save_pretrained(target)
-    rows = [
-        row | {"messages": [*row["messages"], {"role": "assistant", "content": f"It is {number}."}]}
-        for number in range(10)
-        for row in CONVERSATIONS
-    ]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = conversations(tmp_path / "rows.jsonl")
     planned = plan(recipe, target, data, capsys)
     assert planned["architecture"] == config["architectures"][0]
     assert planned["samples"] > 0
+
+
+@pytest.mark.parametrize("recipe", sorted(EXAMPLES.glob("smollm2-*.yaml")), ids=lambda path: path.stem)
+def test_a_recipe_of_the_small_target_passes_plan(recipe, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = CONFIGS["meta-llama/Llama-3.1-8B-Instruct"] | {
+        "eos_token_id": 2, "hidden_size": 576, "intermediate_size": 1536, "max_position_embeddings": 8192,
+        "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "rope_scaling": None,
+        "rope_theta": 100000.0, "tie_word_embeddings": True, "vocab_size": 49152,
+    }  # fmt: skip
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps(config))
+    write_tensors(target, config)
+    thinking_tokenizer().save_pretrained(target)
+    conversations(tmp_path / "held-out.jsonl")
+    planned = plan(recipe, target, conversations(tmp_path / "rows.jsonl"), capsys)
+    assert planned["steps"] == yaml.safe_load(recipe.read_text())["train"]["steps"]
 
 
 def test_the_recipe_for_qwen3_vl_takes_rows_as_llava_publishes_them(tmp_path, monkeypatch, capsys) -> None:
