@@ -45,6 +45,9 @@ def test_rounds_go_on_from_one_another(request_of, data, tmp_path, monkeypatch):
     assert summary["acceptance_length"] >= 1
     assert summary["prompts"]["held_out"] == len(held_out)
     assert str(first / "run/draft") in summary["serve"]["vllm"]
+    card = (first / "run/draft/README.md").read_text()
+    assert f"| all {len(held_out)} | 0 | {summary['greedy']['acceptance_length']:.2f} |" in card
+    assert f"| draft tokens per round | {summary['served_draft_tokens']} |" in card
     report = (out / "report.html").read_text()
     assert f"of {data}" in report
     assert "One answer at a time" in report

@@ -136,7 +136,7 @@ def _write_report(work: Work, one: Round) -> None:
     run, summary = resolved_run(work, one), outcome(work, one)
     write_document(work.folder.summary, summary)
     figures = {key: value for key, value in summary.items() if not key.startswith("acceptance_")}
-    evaluated = {"Evaluation": evaluation_section(summary)}
+    evaluated = {"Evaluation": evaluation_section(read_document(one.figures))}
     write_run_card(one.draft, run.draft, run.target, run.config, figures, evaluated)
     title = f"A draft for {work.target.folder.resolve().name}"
     write_atomically(work.folder.report, report_page(run.directory, title, summary))
