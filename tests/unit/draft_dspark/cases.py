@@ -17,7 +17,14 @@ Draft = DSparkDraft
 
 def make_config(**options) -> DSparkConfig:
     return DSparkConfig(
-        **{"block_size": 4, "num_layers": 2, "num_anchors": 6, "markov_rank": RANK, **options}
+        **{
+            "block_size": 4,
+            "num_layers": 2,
+            "num_anchors": 6,
+            "anchor_share": 1.0,
+            "markov_rank": RANK,
+            **options,
+        }
     )
 
 

@@ -41,6 +41,7 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
         "block_size": 4,
         "num_layers": 3,
         "num_anchors": 128,
+        "anchor_share": 1.0,
         "loss": "soft",  # with little data, the target's distribution teaches more than the one token of the data
         "gamma": 1.0,  # the target accepts few guesses of a small draft
     }

@@ -39,6 +39,7 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         "block_size": 4,
         "num_layers": 2,
         "num_anchors": 64,
+        "anchor_share": 1.0,
         "gamma": 2.0,  # the target accepts few guesses of a small draft
         "selector_top_k": 64,  # at a high temperature, 16 candidates hold too little of the distribution
     }

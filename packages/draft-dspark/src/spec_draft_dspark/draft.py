@@ -40,6 +40,7 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
         "block_size": 3,
         "num_layers": 2,
         "num_anchors": 64,
+        "anchor_share": 1.0,
         "gamma": 2.0,  # the target accepts few guesses of a small draft
     }
     learns_from_guesses: ClassVar[bool] = True

@@ -80,3 +80,17 @@ def test_batch_holds_what_its_documents_draw():
         anchor_A, counted_A = rule.draw(sample(mask, sample_id=span.sample_id))
         assert (blocks.anchor_A[own] - span.start).equal(anchor_A)
         assert blocks.counted_A[own].equal(counted_A)
+
+
+def test_a_share_of_the_possible_blocks_is_drawn_up_to_the_largest_number():
+    one = sample([1] * 50)
+    assert [len(BlockRule(most, 3, share=0.25).draw(one)[0]) for most in (100, 7)] == [13, 7]
+    assert len(BlockRule(100, 3, share=0.01).draw(one)[0]) == 1
+
+
+def test_the_rounds_of_an_engine_are_all_blocks_whatever_the_share():
+    mask = torch.ones(9, dtype=torch.bool)
+    rounds = Supervision(
+        sample_id=1, epoch=0, loss_mask=mask, guess_depth=torch.tensor([0, 1, 2, 1, 2, 3, 1, 1, 2])
+    )
+    assert BlockRule(100, 3, share=0.25).draw(rounds)[0].tolist() == [0, 2, 5, 6]

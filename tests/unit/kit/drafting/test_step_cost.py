@@ -18,5 +18,10 @@ def test_blocks_are_limited_however_many_tokens_are_supervised():
     assert [cost(8, supervised) for supervised in (0, 2, 3, 8)] == [8, 28, 38, 38]
 
 
+def test_blocks_are_a_share_of_the_supervised_tokens():
+    cost = StepCost(per_token=1, per_row=10, most_rows=3, row_share=0.3)
+    assert [cost(8, supervised) for supervised in (0, 2, 8)] == [8, 18, 38]
+
+
 def test_only_matrices_have_weights_that_count():
     assert num_weights([(3, 4), (7,), (2, 5)]) == 22

@@ -44,6 +44,9 @@ class BlockConfig(DecoderConfig):
 
     num_anchors: int = Field(512, ge=1, le=1 << 20)
     """Most blocks that one document trains in one epoch, at positions drawn anew each epoch."""
+    anchor_share: float = Field(0.375, gt=0, le=1)
+    """Largest share of a document's possible blocks that it trains in one epoch. More of them overlap: they cost time
+    and teach little."""
     checkpoint_activations: bool = False
     """Whether to compute each layer again in the backward pass instead of storing its activations. This needs less
     memory and one more forward pass of the layers; results stay the same."""

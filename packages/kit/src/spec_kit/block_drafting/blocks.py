@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from spec_core import ContextGroup, VocabularyOps
     from spec_core.records import DraftBatch
+    from spec_kit.block_drafting.block_shape import BlockConfig
     from spec_kit.block_drafting.head import BlockHead
 
 
@@ -40,6 +42,13 @@ class BlockRule:
     num_anchors: int
     """Largest number of blocks of one document."""
     num_guesses: int
+    share: float = 1.0
+    """Largest share of a document's possible blocks; rounds of an engine are all taken, up to ``num_anchors``."""
+
+    @classmethod
+    def of(cls, options: BlockConfig, num_guesses: int) -> Self:
+        """Return the rule of a draft with these options."""
+        return cls(options.num_anchors, num_guesses, options.anchor_share)
 
     def draw(self, sample: Supervision) -> tuple[Tensor, Tensor]:
         """Return one document's anchors and the number of counted guesses of each (≥ 1), both int64 [A].
@@ -53,8 +62,10 @@ class BlockRule:
         else:
             starts_T, counted_T = mask_T[:-1] & mask_T[1:], _run_lengths(mask_T)
         anchor_A = starts_T.nonzero().squeeze(1)
-        if len(anchor_A) > self.num_anchors:
-            chosen = torch.randperm(len(anchor_A), generator=sample_generator(sample))[: self.num_anchors]
+        share = self.share if guess_depth_T is None else 1.0
+        most = min(self.num_anchors, ceil(share * len(anchor_A)))
+        if len(anchor_A) > most:
+            chosen = torch.randperm(len(anchor_A), generator=sample_generator(sample))[:most]
             anchor_A = anchor_A[chosen].sort().values
         return anchor_A, counted_T[anchor_A + 1].clamp(max=self.num_guesses)
 

@@ -8,7 +8,7 @@ imports no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,11 +35,15 @@ class StepCost:
     window: int | None = None
     """Most tokens that a query is compared with; None means all tokens before it."""
     most_rows: int | None = None
-    """Most rows of a sample; None means as many as supervised tokens."""
+    """Most rows of a sample; None means no limit."""
+    row_share: float = 1.0
+    """Rows of a sample as a share of its supervised tokens."""
 
     def __call__(self, num_tokens: int, num_supervised: int) -> int:
         """Return the cost of a sample, assuming that its supervised tokens are its last, as in an answer."""
-        rows = num_supervised if self.most_rows is None else min(num_supervised, self.most_rows)
+        rows = ceil(self.row_share * num_supervised)
+        if self.most_rows is not None:
+            rows = min(rows, self.most_rows)
         pairs = self.token_channels * num_tokens * self._seen(num_tokens // 2)
         pairs += self.row_channels * rows * self._seen(num_tokens - num_supervised // 2)
         return num_tokens * self.per_token + rows * self.per_row + _PAIR * pairs
