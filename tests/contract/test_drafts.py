@@ -81,7 +81,7 @@ class TestDFlashDraft(BlockDraftSuite):
     )
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
         """Blocks as long as what the suite drafts: engines run a block of the guesses and the last known token."""
-        return {"block_size": 4, "num_layers": 2, **request.param}
+        return {"block_size": 4, "num_layers": 2, "anchor_share": 1.0, **request.param}
 
 
 class TestDFlash2Draft(BlockDraftSuite):
@@ -93,7 +93,7 @@ class TestDFlash2Draft(BlockDraftSuite):
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
         """Blocks of as many guesses as the suite drafts."""
         sizes = {"conv_group_size": 8, "selector_rank": 8, "selector_top_k": 6}
-        return {"block_size": 4, "num_layers": 2, **sizes, **request.param}
+        return {"block_size": 4, "num_layers": 2, "anchor_share": 1.0, **sizes, **request.param}
 
 
 class TestDSparkDraft(BlockDraftSuite):
@@ -112,7 +112,7 @@ class TestDSparkDraft(BlockDraftSuite):
     )
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
         """Blocks of as many guesses as the suite drafts."""
-        return {"block_size": 3, "num_layers": 2, "markov_rank": 8, **request.param}
+        return {"block_size": 3, "num_layers": 2, "anchor_share": 1.0, "markov_rank": 8, **request.param}
 
 
 class TestMtpDraft(DraftSuite):

@@ -91,6 +91,7 @@ DRAFTS = {
     ],
     "dflash": [
         "draft.block_size=4",
+        "draft.anchor_share=1.0",
         "draft.num_layers=2",
         "draft.num_features=3",
         "train.lr=3e-3",
@@ -99,6 +100,7 @@ DRAFTS = {
     "dflash, reduced": [
         "draft.vocab_size=80",
         "draft.block_size=4",
+        "draft.anchor_share=1.0",
         "draft.num_layers=2",
         "draft.num_features=3",
         "train.lr=3e-3",

@@ -38,7 +38,13 @@ PROMPTS = 40
 SIZES = ((24, 24), (33, 47), (8, 90), (8, 8))
 DRAFTS = {
     "eagle3": ["draft.num_steps=3", "draft.intermediate_size=256", "train.lr=8e-3"],
-    "dflash": ["draft.block_size=4", "draft.num_layers=1", "draft.num_features=3", "train.lr=3e-3"],
+    "dflash": [
+        "draft.block_size=4",
+        "draft.anchor_share=1.0",
+        "draft.num_layers=1",
+        "draft.num_features=3",
+        "train.lr=3e-3",
+    ],
 }
 
 

@@ -15,7 +15,7 @@ from spec_trainer.cli.app import run
 
 from .launching import losses
 
-BLOCKS = {"block_size": 4, "num_layers": 2, "num_features": 3}
+BLOCKS = {"block_size": 4, "anchor_share": 1.0, "num_layers": 2, "num_features": 3}
 DRAFTS: dict[str, dict[str, object]] = {
     "eagle3": {"num_steps": 3, "vocab_size": 48, "num_layers": 2, "checkpoint_activations": True},
     "dflash": BLOCKS,
