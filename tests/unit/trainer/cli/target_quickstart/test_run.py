@@ -8,10 +8,19 @@ from spec_core.errors import ArtifactError, DataError, PluginNotFound, TargetErr
 from spec_trainer.cli.app import run
 from spec_trainer.cli.target_quickstart import folder
 from spec_trainer.cli.target_quickstart import run as quickstart
-from spec_trainer.cli.target_quickstart.budget import PROMPTS, SHARES, time_for
+from spec_trainer.cli.target_quickstart.budget import ANSWERS, PROMPTS, SHARES, time_for
 from spec_trainer.run.metrics import read_metrics
 
 from .conftest import SECONDS
+
+
+@pytest.fixture(autouse=True)
+def enough_time(monkeypatch):
+    """Prompts and answers end when enough are there, however slow the machine is."""
+    given = {PROMPTS: 600.0, ANSWERS: 600.0}
+    monkeypatch.setattr(
+        quickstart, "time_for", lambda stage, *rest: given.get(stage) or time_for(stage, *rest)
+    )
 
 
 def rows_of(file):
@@ -68,11 +77,7 @@ def test_rounds_go_on_from_one_another(request_of, data, tmp_path, monkeypatch):
     assert more["draft"] == str(second / "run/draft")
 
 
-def test_without_data_the_target_writes_the_prompts(request_of, tmp_path, monkeypatch):
-    # The prompts end when enough are there, however slow the machine is.
-    monkeypatch.setattr(
-        quickstart, "time_for", lambda stage, *rest: 600 if stage == PROMPTS else time_for(stage, *rest)
-    )
+def test_without_data_the_target_writes_the_prompts(request_of, tmp_path):
     summary = quickstart.run_target_quickstart(request_of())
     prompts = rows_of(tmp_path / "out/round-1/prompts.jsonl") + rows_of(tmp_path / "out/held_out.jsonl")
     assert len({question(row) for row in prompts}) == len(prompts) > 4
