@@ -25,7 +25,7 @@ def as_speculators(draft: Path, target: Path, output: Path, **changed: object) -
         "architectures": ["DFlashDraftModel"],
         "aux_hidden_state_layer_ids": fields["eagle_aux_hidden_state_layer_ids"],
         "block_size": fields["block_size"],
-        "draft_vocab_size": fields["vocab_size"],
+        "draft_vocab_size": fields.get("draft_vocab_size", fields["vocab_size"]),
         "dtype": fields["dtype"],
         "mask_token_id": fields["dflash_config"]["mask_token_id"],
         "sample_from_anchor": False,
@@ -45,7 +45,7 @@ def as_speculators(draft: Path, target: Path, output: Path, **changed: object) -
     (output / "config.json").write_text(json.dumps(theirs))
     frozen = read_target_tensors(read_target(target))
     copies = {"embed_tokens.weight": frozen.embedding_VH.clone(), "lm_head.weight": frozen.head_VH.clone()}
-    save_file(load_file(draft / "model.safetensors") | copies, output / "model.safetensors", {"format": "pt"})
+    save_file(copies | load_file(draft / "model.safetensors"), output / "model.safetensors", {"format": "pt"})
     return output
 
 

@@ -20,7 +20,7 @@ DRAFTS: dict[str, dict[str, object]] = {
     "eagle3": {"num_steps": 3, "vocab_size": 48, "num_layers": 2, "checkpoint_activations": True},
     "dflash": BLOCKS,
     "dflash2": {**BLOCKS, "selector_rank": 16},
-    "dspark": {**BLOCKS, "markov_rank": 16},
+    "dspark": {**BLOCKS, "markov_rank": 16, "vocab_size": 48},
     "peagle": {"num_guesses": 3},
 }
 
@@ -79,7 +79,12 @@ def words(make_target: Callable[..., Path], rows_file: Path) -> Callable[..., li
 
 # Layers have a state that is resumed; the target's head, which "frozen" leaves at that, has none.
 @pytest.mark.parametrize(
-    ("fp8", "name"), [pytest.param("frozen", "dflash", marks=pytest.mark.slow), ("layers", "eagle3")]
+    ("fp8", "name"),
+    [
+        pytest.param("frozen", "dflash", marks=pytest.mark.slow),
+        ("layers", "eagle3"),
+        pytest.param("layers", "dspark", marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_ends_as_one_without_a_break(words, tmp_path, fp8, name):
     options = [f"draft.name={name}", *(f"draft.{key}={value}" for key, value in DRAFTS[name].items())]
