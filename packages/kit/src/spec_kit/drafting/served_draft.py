@@ -24,6 +24,7 @@ from spec_kit.drafting.draft_files import (
     section,
 )
 from spec_kit.drafting.draft_shape import DraftShape
+from spec_kit.drafting.vocabulary_shape import VocabularyShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -197,7 +198,8 @@ class ServedDraft(Draft, Generic[C, S]):
             raise TargetError(
                 f"{subject} does not go with target {target.folder} ({target.architecture}): {problem}"
             )
-        if shape.reduced and len(target.eos_token_ids) > shape.vocab_size:
+        is_reduced = isinstance(shape, VocabularyShape) and shape.reduced
+        if is_reduced and len(target.eos_token_ids) > shape.vocab_size:
             raise ConfigError(
                 f"draft.vocab_size={shape.vocab_size} does not hold the target's {len(target.eos_token_ids)} end "
                 "tokens; raise it"

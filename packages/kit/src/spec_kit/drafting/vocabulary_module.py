@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ class VocabularyModule(nn.Module):
     it.
     """
 
-    shape: VocabularyShape
+    shape: Any  # a VocabularyShape; subclasses name their own kind of it
     d2t: Tensor | None
     t2d: Tensor | None
 
