@@ -198,8 +198,7 @@ class ServedDraft(Draft, Generic[C, S]):
             raise TargetError(
                 f"{subject} does not go with target {target.folder} ({target.architecture}): {problem}"
             )
-        is_reduced = isinstance(shape, VocabularyShape) and shape.reduced
-        if is_reduced and len(target.eos_token_ids) > shape.vocab_size:
+        if isinstance(shape, VocabularyShape) and len(target.eos_token_ids) > shape.vocab_size:
             raise ConfigError(
                 f"draft.vocab_size={shape.vocab_size} does not hold the target's {len(target.eos_token_ids)} end "
                 "tokens; raise it"
