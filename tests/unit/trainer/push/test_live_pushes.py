@@ -24,6 +24,7 @@ class SlowPublisher:
         self.under_way: dict[int, Future[PublishReport]] = {}
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.begun = threading.Semaphore(0)
+        self.closed = False
 
     def next_version(self, timeout_s):
         return self.newest + 1
@@ -31,6 +32,8 @@ class SlowPublisher:
     def publish(self, version, weights, **options):
         self.under_way[version], self.weights[version] = Future(), weights
         self.begun.release()
+        if self.closed:
+            self.under_way[version].cancel()
         return self.under_way[version]
 
     def finish(self, version, committed=True, replicas=None):
@@ -47,6 +50,7 @@ class SlowPublisher:
         )
 
     def close(self):
+        self.closed = True
         for future in self.under_way.values():
             future.cancel()
 
