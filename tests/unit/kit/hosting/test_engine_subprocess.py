@@ -171,6 +171,7 @@ async def echo(message):
     return {"word": message["word"], "device": link.device_type}
 
 async def sleep(message):
+    begun.append(message["key"])
     try:
         await asyncio.sleep(60)
     except asyncio.CancelledError:
@@ -178,7 +179,7 @@ async def sleep(message):
         raise
 
 async def count(message):
-    return {"ended": ended}
+    return {"begun": begun, "ended": ended}
 
 async def stop(message):
     global broken
@@ -188,7 +189,7 @@ async def stop(message):
 async def check():
     return broken
 
-broken, ended = False, []
+broken, begun, ended = False, [], []
 with EngineLink() as link:
     assert link.arguments == {"word": "hello"}
     link.ready(files=[])
@@ -215,12 +216,21 @@ def test_a_program_serves_requests_refuses_some_and_reports_its_end(start):
         running.ask("stop").result(LIMIT_S)
 
 
+def wait_until(running, name, expected):
+    """Ask the program for its list of this name until it is as expected."""
+    end = time.monotonic() + LIMIT_S
+    while (found := running.ask("count").result(LIMIT_S)[name]) != expected:
+        assert time.monotonic() < end, found
+        time.sleep(0.01)
+
+
 def test_a_cancelled_request_ends_in_the_program_and_no_other(start):
     running = start(_PROGRAM, begin="")
     running.wait_ready()
     answered, unwanted, other = running.ask("echo", word="right"), running.ask("sleep"), running.ask("sleep")
     assert answered.result(LIMIT_S)["word"] == "right"
     assert not answered.cancel()
+    wait_until(running, "begun", [1, 2])
     assert then(unwanted, dict).cancel()
-    assert running.ask("count").result(LIMIT_S)["ended"] == [1]
+    wait_until(running, "ended", [1])
     assert not other.done()
