@@ -14,7 +14,7 @@ from spec_trainer.cli.commands.evaluate import export_untrained
 from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.cli.target_quickstart.recipe import draft_options
 from spec_trainer.data.prompts import load_prompts
-from spec_trainer.measure.evaluation.breakdown import break_down, verdict
+from spec_trainer.measure.evaluation.breakdown import break_down, rounds_that_can_pay, verdict
 from spec_trainer.measure.evaluation.workload import Workload
 from spec_trainer.training.wiring import create_engine
 
@@ -55,7 +55,7 @@ def measure_cost(work: Work, budget_s: float, limit: TimeLimit) -> dict[str, Any
 
 def can_pay(cost: Mapping[str, Any]) -> bool:
     """Return whether some number of guesses is worth its round if the target accepts all of them."""
-    return any(row["break_even"] < row["num_draft_tokens"] + 1 for row in cost["rounds"])
+    return bool(rounds_that_can_pay(cost["rounds"]))
 
 
 def _sampling(engine: Engine, prompts: Prompts, draft: Draft, limit: TimeLimit) -> SamplingParams:

@@ -88,12 +88,17 @@ def breakdown_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 def verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
     """Return whether a draft can pay, and from which acceptance length, by the ``rounds`` of ``break_down``."""
-    able = [row for row in rounds if row["break_even"] < row["num_draft_tokens"] + 1]
+    able = rounds_that_can_pay(rounds)
     if not able:
         return "no draft of this kind can pay here: a round takes longer than all tokens that it could yield"
     easiest = min(able, key=lambda row: row["break_even"])
     count = counted(easiest["num_draft_tokens"], "draft token")
     return f"with {count} a round, a draft pays here if its tau is above {easiest['break_even']:.2f}"
+
+
+def rounds_that_can_pay(rounds: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the ``rounds`` of ``break_down`` that pay if the target accepts all guesses."""
+    return [row for row in rounds if row["break_even"] < row["num_draft_tokens"] + 1]
 
 
 def _numbers_of_guesses(most: int) -> list[int]:
