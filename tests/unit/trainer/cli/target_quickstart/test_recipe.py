@@ -1,14 +1,17 @@
 """The rules by which settings are chosen."""
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
 
-from spec_core import Draft, DraftConfig, Engine, EngineConfig
-from spec_core.plugins import load
+from spec_core import Backend, Draft, DraftConfig, Engine, EngineConfig
+from spec_core.plugins import load, load_each
 from spec_trainer.cli.target_quickstart import recipe
 from spec_trainer.cli.target_quickstart.recipe import Machine
+
+from .....distributions import write_distribution
 
 CPU = Machine(backend="cpu", is_cpu=True, has_bfloat16=False)
 GPU = Machine(backend="gpu", is_cpu=False, has_bfloat16=True)
@@ -103,3 +106,23 @@ def test_training_is_in_bfloat16_where_it_is_faster(tiny_llama):
 def test_a_machine_without_other_devices_is_a_cpu():
     machine = recipe.look_at_machine("cpu")
     assert (machine.backend, machine.is_cpu) == ("cpu", True)
+
+
+@pytest.mark.parametrize("method", ["probe", "capabilities"])
+def test_a_strangers_broken_backend_is_passed_over(tmp_path, monkeypatch, method):
+    source = f"""
+from spec_backend_cpu.backend import CpuBackend
+
+class Ailing(CpuBackend):
+    name, device_type = "ailing", "xpu"
+
+    @classmethod
+    def {method}(cls):
+        raise RuntimeError("no driver")
+"""
+    (tmp_path / "ailing.py").write_text(source)
+    write_distribution(tmp_path, "ailing", "[spec_core.backends]\nailing = ailing:Ailing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ailing", raising=False)
+    assert "ailing" in [name for name, _ in load_each(Backend)]
+    assert recipe.look_at_machine(None).backend == "cpu"

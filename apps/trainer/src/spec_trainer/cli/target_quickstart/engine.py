@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_core import Engine
-from spec_core.errors import UsageError
+from spec_core import Engine, foreign_errors
+from spec_core.errors import PluginError, UsageError
 from spec_core.plugins import load_each
 from spec_trainer.cli.target_quickstart.recipe import engine_words
 from spec_trainer.configuration.engine_options import read_engine_options
@@ -31,7 +31,8 @@ def choose_engine(name: str | None, machine: Machine, target: TargetSpec, draft:
             if not isinstance(engine, type) or engine.abilities.in_process:
                 continue
             try:
-                return _checked(other, machine, target, draft)
+                with foreign_errors(PluginError, f"engine {other!r} is passed over"):
+                    return _checked(other, machine, target, draft)
             except UsageError:
                 continue
     return _checked(name or DEFAULT_PLUGINS["engine"], machine, target, draft)

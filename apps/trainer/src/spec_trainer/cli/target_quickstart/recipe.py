@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from spec_core import Backend
-from spec_core.plugins import load_each
+from spec_core import Backend, foreign_errors
+from spec_core.errors import PluginError
+from spec_core.plugins import availability, load_each
 from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS, FIRST_DRAFT_WORDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from spec_core import Draft, Engine, TargetSpec
+
+log = logging.getLogger(__name__)
 
 RATES = ((128, 7e-3), (576, 2e-3), (4096, 4e-4))
 """(width of the target, learning rate): a wider draft needs a smaller one. Between them log(rate) is linear in
@@ -55,11 +61,18 @@ def look_at_machine(backend: str | None) -> Machine:
     return Machine(backend=name, is_cpu=is_cpu, has_bfloat16=has_bfloat16)
 
 
-def _with_own_devices() -> Any:
+def _with_own_devices() -> Iterator[str]:
+    """Yield the backends that have devices of their own here; one that fails is passed over."""
     for name, plugin in load_each(Backend):
         if not isinstance(plugin, type) or plugin.device_type == Backend.device_type:
             continue
-        if plugin.probe().ok and plugin.capabilities().num_devices > 0:
+        try:
+            with foreign_errors(PluginError, f"backend {name!r} is passed over"):
+                has_devices = availability(Backend, name).ok and plugin.capabilities().num_devices > 0
+        except PluginError as error:
+            log.warning("%s", error)
+            continue
+        if has_devices:
             yield name
 
 
