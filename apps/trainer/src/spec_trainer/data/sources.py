@@ -124,14 +124,14 @@ def _file_rows(file: Path) -> Iterator[DataRow]:
         yield from rows_of_file(file, kind)
 
 
-def read_hub(name: str, split: str, config: str | None = None) -> Iterator[DataRow]:
-    """Yield the rows of a data set of the hub. Raise DataError if it cannot be read."""
+def read_hub(name: str, split: str, config: str | None = None, file: str | None = None) -> Iterator[DataRow]:
+    """Yield the rows of a data set of the hub, or of one ``file`` of it. Raise DataError if it cannot be read."""
     with _readable(f"{name}:{split}"):
-        for number, row in enumerate(_load_hub(name, config, split), start=1):
+        for number, row in enumerate(_load_hub(name, config, split, file), start=1):
             yield DataRow(f"{name}:{split}:{number}", without_nulls(row))
 
 
-def _load_hub(name: str, config: str | None, split: str) -> Any:
+def _load_hub(name: str, config: str | None, split: str, file: str | None = None) -> Any:
     if importlib.util.find_spec("datasets") is None:
         raise DataError(
             f"data '{name}:{split}' is on the hub, which needs datasets: pip install 'spec-trainer[hub]'"
@@ -147,7 +147,7 @@ def _load_hub(name: str, config: str | None, split: str) -> Any:
         raise DataError(
             f"data '{name}:{split}' cannot be read: there is no such file or folder, and {problem}"
         )
-    return load_dataset(name, config, split=split)
+    return load_dataset(name, config, split=split, data_files=file)
 
 
 def _is_cached(name: str) -> bool:

@@ -23,6 +23,8 @@ from spec_trainer.measure.evaluation.measure import ask_all
 from spec_trainer.measure.evaluation.workload import Workload
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+SUBSETS = ("HumanEval", "math_reasoning", "qa", "question", "rag", "summarization", "tool_call", "translation",
+           "writing")  # fmt: skip
 ROWS = {
     "mt_bench": {"prompt_id": 1, "category": "math", "prompt": ["What is 2+2?", "And {x}?"], "reference": []},
     "gsm8k": {"question": "Tom has 3 hens.", "answer": "3\n#### 3"},
@@ -36,6 +38,8 @@ ROWS = {
     "mbpp": {"task_id": 2, "prompt": "Write a function.", "code": "", "test_list": ["assert True"]},
     "mmlu": {"question": "Which is {x}?", "subject": "sets", "choices": ["one", "two"], "answer": 1},
     "alpaca": {"instruction": "Name it.", "input": "a cat", "output": "Tom", "text": "Below is …"},
+    "speed_bench": {"question_id": "q", "category": "qa", "turns": ["Who?", "And when?"], "multiturn": True},
+    **{f"redhat_{name.lower()}": {"prompt": f"A question of {name}."} for name in SUBSETS},
 }  # fmt: skip
 QUESTIONS = {
     "mt_bench": ["What is 2+2?", "And {x}?"],
@@ -53,6 +57,8 @@ QUESTIONS = {
         "Please reason step by step, and put the letter of the right choice within \\boxed{}."
     ],
     "alpaca": ["Name it.\n\nInput:\na cat"],
+    "speed_bench": ["Who?", "And when?"],
+    **{f"redhat_{name.lower()}": [f"A question of {name}."] for name in SUBSETS},
 }
 
 
@@ -91,7 +97,7 @@ def test_rows_are_the_first_of_the_hubs_data_set(monkeypatch):
         "openai/gsm8k:test:1",
         "openai/gsm8k:test:2",
     ]
-    assert asked == [("openai/gsm8k", "main", {"split": "test"})]
+    assert asked == [("openai/gsm8k", "main", {"split": "test", "data_files": None})]
 
 
 @pytest.mark.parametrize("name", ["mt_bench", "humaneval"])
@@ -113,6 +119,31 @@ def test_of_a_data_sets_copy_only_the_benchmarks_configuration_and_split_are_rea
     (tmp_path / "gsm8k" / "dataset_infos.json").write_text("{}")
     (row,) = read_benchmarks({"gsm8k": None}, tmp_path)
     assert row.questions == ["main test" + BOXED]
+
+
+def test_a_data_set_of_several_benchmarks_is_read_file_by_file(tmp_path):
+    folder = tmp_path / "RedHatAI" / "speculator_benchmarks"
+    folder.mkdir(parents=True)
+    for name in SUBSETS:
+        (folder / f"{name}.jsonl").write_text(json.dumps({"prompt": name}) + "\n")
+    wanted = parse_benchmarks("RedHatAI/speculator_benchmarks:5")
+    rows = read_benchmarks(wanted, tmp_path)
+    assert [(row.benchmark, row.questions) for row in rows] == [(f"redhat_{n.lower()}", [n]) for n in SUBSETS]
+
+
+def test_masked_texts_of_speed_bench_are_refused(tmp_path):
+    """The published file has this in place of texts, which NVIDIA's prepare_data.py writes into ``test.parquet``."""
+    (tmp_path / "speed_bench").mkdir()
+    file = tmp_path / "speed_bench" / "test.parquet"
+    parquet.write_table(pa.Table.from_pylist([ROWS["speed_bench"]]), file)
+    (row,) = read_benchmarks({"speed_bench": None}, tmp_path)
+    assert row.questions == ["Who?", "And when?"]
+    masked = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\n\n{article}"
+    parquet.write_table(pa.Table.from_pylist([{"turns": [masked]}]), file)
+    with pytest.raises(
+        DataError, match=r"test.parquet:1 is no row of speed_bench .*: its text is masked; fetch"
+    ):
+        read_benchmarks({"speed_bench": None}, tmp_path)
 
 
 @pytest.mark.parametrize("file", ["train", "test_socratic"])

@@ -43,6 +43,12 @@ _CHOICE = "Please reason step by step, and put the letter of the right choice wi
 _PASSES_TESTS = (
     "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{}\n```"
 )
+_MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""Beginning of the texts that SPEED-Bench does not redistribute, 494 of its 880 questions."""
+_SPECULATOR_FILES = (
+    *("HumanEval", "math_reasoning", "qa", "question", "rag", "summarization", "tool_call", "translation"),
+    "writing",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +61,8 @@ class Benchmark:
     """Returns the questions of a row, one for each turn of the conversation; raises KeyError if the row lacks a
     field."""
     config: str | None = None
+    file: str | None = None
+    """The file of the data set that holds the rows, if it has several and no configurations."""
     split: str = "test"
 
 
@@ -67,6 +75,11 @@ def _text(value: object) -> str:
         raise TypeError(f"expected a text, got {type(value).__name__}")
     if not value.strip():
         raise TypeError("expected a text, got an empty one")
+    if value.startswith(_MASKED):
+        raise TypeError(
+            "its text is masked; fetch the texts with prepare_data.py of Model-Optimizer "
+            "(examples/specdec_bench), and name the parent of its output by --bench-data"
+        )
     return value
 
 
@@ -102,6 +115,18 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "mbpp": Benchmark(hub="google-research-datasets/mbpp", config="sanitized", questions=_one("prompt")),
     "mmlu": Benchmark(hub="cais/mmlu", config="all", questions=_choices),
     "alpaca": Benchmark(hub="tatsu-lab/alpaca", split="train", questions=_instruction),
+    "speed_bench": Benchmark(
+        hub="nvidia/SPEED-Bench", config="qualitative", questions=partial(_turns, field="turns")
+    ),
+    **{
+        f"redhat_{file.lower()}": Benchmark(
+            hub="RedHatAI/speculator_benchmarks",
+            file=f"{file}.jsonl",
+            split="train",
+            questions=_one("prompt"),
+        )
+        for file in _SPECULATOR_FILES
+    },
 }
 
 
@@ -148,22 +173,25 @@ def parse_benchmarks(words: str) -> dict[str, int | None]:
     """Return the number of rows of each benchmark in text such as ``gsm8k:200,mt_bench``.
 
     The number is None if the text gives none: then all rows are asked. Capitals, dashes and underscores in
-    names do not matter: ``MT-Bench`` is ``mt_bench``. The name of the data set on the hub is accepted, too.
-    Raise ConfigError for any other text.
+    names do not matter: ``MT-Bench`` is ``mt_bench``. The name of the data set on the hub is accepted, too, and
+    means all of its benchmarks. Raise ConfigError for any other text.
     """
-    names = {spelling: name for name in BENCHMARKS for spelling in _spellings(name)}
+    names: dict[str, list[str]] = {}
+    for name in BENCHMARKS:
+        for spelling in _spellings(name):
+            names.setdefault(spelling, []).append(name)
     wanted: dict[str, int | None] = {}
     for word in words.split(","):
         given, colon, count = word.strip().partition(":")
-        name = names.get(_plain(given))
+        found = names.get(_plain(given), [])
         is_number = count.isdecimal() and len(count) < 8 and int(count) > 0
-        if name is None or name in wanted or (colon and not is_number):
+        if not found or wanted.keys() & found or (colon and not is_number):
             raise ConfigError(
                 f"--bench={shortened(words, 200)}: {shortened(word.strip(), 50)!r} is not understood; expected some "
                 f"of {', '.join(BENCHMARKS)}, each at most once, and with a number of rows where not all are wanted, "
                 "such as mt_bench,gsm8k:200"
             )
-        wanted[name] = int(count) if colon else None
+        wanted |= dict.fromkeys(found, int(count) if colon else None)
     return wanted
 
 
@@ -258,7 +286,7 @@ def _rows(name: str, folder: Path | None) -> Iterator[DataRow]:
         yield from read_files(_files(name, folder))
         return
     try:
-        yield from read_hub(benchmark.hub, benchmark.split, benchmark.config)
+        yield from read_hub(benchmark.hub, benchmark.split, benchmark.config, benchmark.file)
     except DataError as error:
         raise DataError(f"{error}; --bench-data=FOLDER reads the rows of benchmarks from files") from error
 
@@ -308,12 +336,12 @@ def _commit(file: Path) -> str:
 
 
 def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
-    """Return the files in ``folder`` that hold the benchmark's configuration and split.
+    """Return the files in ``folder`` that hold the benchmark's file, configuration and split.
 
     If no path names the configuration (or split), the files of all configurations (or splits) are returned.
     """
     files = data_files(folder)
-    for part in (benchmark.config, benchmark.split, "question"):
+    for part in (benchmark.file, benchmark.config, benchmark.split, "question"):
         named = [file for file in files if part and _names(file.relative_to(folder), part)]
         files = named or files
     return files
