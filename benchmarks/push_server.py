@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-DRAFT_TOKENS = {"eagle3": 3, "dflash": 7}
+DRAFT_TOKENS = {"eagle3": 3, "dflash": 7, "dspark": 7}
 LEAVING_S = 20.0
 ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 

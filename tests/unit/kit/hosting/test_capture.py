@@ -163,6 +163,7 @@ def test_only_the_holder_of_the_token_is_served(controller, receiver) -> None:
     with pytest.raises(ProtocolError, match="refused"):
         FeatureExporter(f"{name}:forged", LIMIT_S)
     with FeatureExporter(controller.address, LIMIT_S) as exporter:
+        assert controller.wait_connected(LIMIT_S)
         (known,), done = registered(controller, request(1, receiver.address))
         exporter.export(1, known, [0, 1, 2], states())
         done.result(LIMIT_S)
