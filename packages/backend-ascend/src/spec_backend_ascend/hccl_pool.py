@@ -14,33 +14,31 @@ import contextlib
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from spec_backend_ascend.hccl import HcclCommunicator, root_info
 from spec_backend_ascend.visible_devices import card_id, host_of
 from spec_core.errors import PeerLost, RunError
+from spec_core.records import FeatureSample
 from spec_kit import OwnStream
 from spec_kit.streams import (
     Block,
     BufferPoolFactory,
+    ConnectReply,
     DeferredBuffer,
     HostConnector,
+    Packet,
     PendingSend,
     ReceiverPool,
+    SampleLayout,
     SenderBuffer,
     SenderConnector,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from spec_core.records import FeatureSample
-    from spec_kit.streams import ConnectReply, Packet, SampleLayout
 
 SENDER, RECEIVER = 0, 1
 POLL_S = 1e-3

@@ -5,19 +5,16 @@ It does not use ``torch.distributed``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from spec_backend_ascend.hccl import SUMMABLE, HcclCommunicator, root_info
 from spec_backend_ascend.visible_devices import card_id
+from spec_core import Rendezvous
 from spec_core.errors import PeerLost
 from spec_kit.collectives import AgreedProcessGroup, Communicator
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import Rendezvous
 
 GATHERED = frozenset({torch.uint8, torch.float64})
 """Dtypes that HcclAllReduce cannot sum. The tensors of all ranks are gathered as bytes and summed by this

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from spec_backend_ascend.hccl_pool import HcclConnector, HcclPoolFactory
 from spec_core import FeatureReceiver, FeatureSender, Transport
+from spec_core.records import FeatureSchema
 from spec_kit.streams import AsyncSender, HostPool, SampleLayout, StreamReceiver, open_port
-
-if TYPE_CHECKING:
-    from spec_core.records import FeatureSchema
 
 
 class HcclTransport(Transport):

@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spec_backend_ascend import acl, hccl
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DRIVER = "usr/local/Ascend/driver/version.info"
 INSTALLED = "etc/ascend_install.info"

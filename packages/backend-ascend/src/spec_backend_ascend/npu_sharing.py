@@ -9,31 +9,30 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from spec_backend_ascend import acl
 from spec_backend_ascend.visible_devices import card_id
 from spec_core.errors import ProtocolError
+from spec_core.records import FeatureSample
 from spec_kit.streams import (
     DeferredBuffer,
     DeviceSharing,
     GrantInfo,
+    Packet,
     PeerEvents,
     PendingSend,
+    Range,
+    SampleLayout,
+    SenderBuffer,
     SharedMemory,
     SharingUnsupported,
     aligned,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch import Tensor
-
-    from spec_core.records import FeatureSample
-    from spec_kit.streams import Packet, Range, SampleLayout, SenderBuffer
 
 _OFFER = struct.Struct("<65s7xQ")
 """Layout of an offer: the memory's key, and the memory's offset, in bytes, within its allocation."""

@@ -5,15 +5,11 @@ Values may be narrower than queries and keys. torch's operators need equal width
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch import Tensor
 
 # The operators behind scaled_dot_product_attention on CPU; only they return the log-sum-exp. Layout
 # [1, heads, T, head_dim], any strides; grouped queries are part of the kernel.

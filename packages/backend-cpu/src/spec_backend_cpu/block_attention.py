@@ -10,20 +10,17 @@ heads.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spec_backend_cpu.attention import fused_attention, fused_attention_backward, heads_first
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
-
-    KeysValues = tuple[Tensor, Tensor]
+KeysValues = tuple[Tensor, Tensor]
 
 PIECE_QUERIES = 256
 """Number of queries in one call of the fused attention, which belong to neighbouring blocks. The number is

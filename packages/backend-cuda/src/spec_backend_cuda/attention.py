@@ -7,23 +7,18 @@ every document are ignored.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from spec_backend_cuda import dense_attention
 from spec_backend_cuda.padded_attention import padded_attention, padded_attention_backward, padding
-from spec_core import to_device_async
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from torch import Tensor
-
-    from spec_core import Kernel
+from spec_core import Kernel, to_device_async
 
 # The operators behind scaled_dot_product_attention; only they return the log-sum-exp and take documents of
 # different lengths without padding.

@@ -6,14 +6,10 @@ queries of a chunk, h heads, d head_dim.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
+from torch import Tensor
 
 SCORE_BYTES = 1 << 28
 """Bytes of one chunk's scores: large enough to keep the GPU busy, and small compared with a model."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from spec_backend_cuda import driver
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class DeviceSegment:

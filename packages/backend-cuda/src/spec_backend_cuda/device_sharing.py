@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from spec_backend_cuda.device_segment import DeviceSegment
 from spec_backend_cuda.driver import UNSUPPORTED, CudaError
+from spec_core.records import FeatureSample
 from spec_kit.streams import (
     DeviceSharing,
     GrantInfo,
+    Packet,
     PeerEvents,
+    SampleLayout,
     SenderBuffer,
     SharedMemory,
     SharingUnsupported,
     copy_sample,
     staged_copy,
 )
-
-if TYPE_CHECKING:
-    from spec_core.records import FeatureSample
-    from spec_kit.streams import Packet, SampleLayout
 
 
 class CudaSharing(DeviceSharing):

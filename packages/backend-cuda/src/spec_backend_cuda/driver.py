@@ -7,15 +7,13 @@ handles (cudaIpcGetMemHandle) has an owner, which must not free it while another
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cuda.bindings import driver as cuda
 
 from spec_core.errors import RunError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 UNSUPPORTED = frozenset(
     map(int, (cuda.CUresult.CUDA_ERROR_NOT_PERMITTED, cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED))

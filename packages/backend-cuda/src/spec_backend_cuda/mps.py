@@ -7,15 +7,12 @@ import math
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TextIO
 
 from spec_backend_cuda import mps_owner
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import TextIO
 
 THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _DEAD = '{"reason": "the owner of the MPS daemon died; its output is above"}'

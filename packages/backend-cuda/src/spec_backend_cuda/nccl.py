@@ -9,15 +9,13 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from spec_core.errors import DeadlineExceeded, PeerLost, RunError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # nccl.h
 UNIQUE_ID_BYTES = 128

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import base64
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from spec_backend_cuda.nccl import NcclCommunicator, unique_id
 from spec_backend_cuda.p2p_link import P2PLink
 from spec_core.errors import PeerLost
 from spec_kit import OwnStream
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 SENDER, RECEIVER = 0, 1
 MAX_BLOCKS = 8

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from spec_backend_cuda.device_sharing import gpu_id
 from spec_backend_cuda.nccl import SUMMABLE, UNIQUE_ID_BYTES, NcclCommunicator, unique_id
+from spec_core import Rendezvous
 from spec_core.errors import ProtocolError
 from spec_kit.collectives import AgreedProcessGroup, Communicator
-
-if TYPE_CHECKING:
-    from spec_core import Rendezvous
 
 
 class NcclProcessGroup(AgreedProcessGroup):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 MEMORY, AUTOMATIC = "NCCL_CUMEM_ENABLE", "-2"
 """Environment variable for how NCCL allocates shared GPU memory, and its default. All ranks of a communicator need

@@ -7,9 +7,9 @@ are in host memory, samples are sent through host memory.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from spec_backend_cuda.device_segment import DeviceSegment
 from spec_backend_cuda.device_sharing import gpu_id
@@ -18,8 +18,11 @@ from spec_backend_cuda.nccl_link import NcclLink, new_link_name
 from spec_backend_cuda.push_buffer import PushBuffer
 from spec_backend_cuda.push_pool import PushPool
 from spec_core import FeatureReceiver, FeatureSender, Transport
+from spec_core.records import FeatureSchema
 from spec_kit.streams import (
     AsyncSender,
+    BufferPoolFactory,
+    ConnectReply,
     DeviceArena,
     HostConnector,
     HostPool,
@@ -31,12 +34,6 @@ from spec_kit.streams import (
     open_port,
 )
 from spec_processes.sockets import parse_address
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core.records import FeatureSchema
-    from spec_kit.streams import BufferPoolFactory, ConnectReply
 
 _PREFIX = "nccl|"
 """Prefix of the device id of a sender that can send over NCCL."""

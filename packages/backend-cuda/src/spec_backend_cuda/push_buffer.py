@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from spec_kit.streams import DeferredBuffer, GrantInfo, PendingSend, staged_copy
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_backend_cuda.p2p_link import P2PLink
-    from spec_core.records import FeatureSample
-    from spec_kit.streams import Packet, SampleLayout
+from spec_backend_cuda.p2p_link import P2PLink
+from spec_core.records import FeatureSample
+from spec_kit.streams import DeferredBuffer, GrantInfo, Packet, PendingSend, SampleLayout, staged_copy
 
 
 class _Push(PendingSend):

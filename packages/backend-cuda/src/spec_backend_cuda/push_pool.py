@@ -21,28 +21,26 @@ import contextlib
 import logging
 import queue
 import threading
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
+from spec_backend_cuda.p2p_link import P2PLink
 from spec_kit.streams import (
+    Arrived,
     Block,
     BufferPoolFactory,
+    DeviceArena,
     GrantInfo,
+    Range,
     ReceiverPool,
     ScatteredBlock,
     failure_of,
     first_address,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-
-    from torch import Tensor
-
-    from spec_backend_cuda.p2p_link import P2PLink
-    from spec_kit.streams import Arrived, DeviceArena, Range
 
 log = logging.getLogger(__name__)
 

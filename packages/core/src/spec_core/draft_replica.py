@@ -29,15 +29,13 @@ U10 A version names one draft: an update is refused if its version was committed
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Annotated, Literal
+from concurrent.futures import Future
+from typing import Annotated, Literal
 
 import pydantic
 
 from spec_core.wire_record import WireRecord
 from spec_core.wording import one_line
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 LARGEST_VERSION = (1 << 53) - 1
 """Largest version: the largest integer that every JSON parser reads exactly (2^53 − 1)."""

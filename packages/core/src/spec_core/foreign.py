@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import pydantic
 
 from spec_core.errors import SpecError
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 _MAX_JSON_BYTES = 64 << 20  # the largest index and tokenizer files of public models have some 20 MB
 _OURS = (SpecError, KeyboardInterrupt, GeneratorExit)

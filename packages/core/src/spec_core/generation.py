@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
 
 _TOO_FEW_ANSWERS = 6
 """Largest number of answers for which the error of the acceptance length is not estimated."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 from spec_core.errors import SpecError
+from spec_core.plugin_records import PluginRecord
 from spec_core.plugins import listed
-
-if TYPE_CHECKING:
-    from spec_core.plugin_records import PluginRecord
 
 
 def raised_in(error: BaseException, application: str) -> str:

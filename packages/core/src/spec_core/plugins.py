@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Container, Iterator, Mapping
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from spec_core.backend import Backend
 from spec_core.draft import Draft
@@ -25,21 +26,17 @@ from spec_core.errors import (
     first_line,
 )
 from spec_core.foreign import cause
+from spec_core.kernels import FindKernel, Kernel
 from spec_core.launcher import Launcher
 from spec_core.optimizer import Optimizer
 from spec_core.plugin_records import PluginRecord, entry_points, plugin_records
+from spec_core.records import Availability
 from spec_core.serving import Serving
 from spec_core.strategy import Strategy
 from spec_core.target_type import TargetType
 from spec_core.tracker import Tracker
 from spec_core.validation import suggestion
 from spec_core.weight_transport import WeightTransport
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
-
-    from spec_core.kernels import FindKernel, Kernel
-    from spec_core.records import Availability
 
 P = TypeVar("P", Backend, Draft, Engine, Launcher, Optimizer, Strategy, Tracker, WeightTransport)
 INTERFACES: tuple[Any, ...] = P.__constraints__

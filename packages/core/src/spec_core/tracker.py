@@ -19,17 +19,15 @@ K8  All calls, from the first on, come from one thread, which is not the main on
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import pydantic
 
 from spec_core.config import TrackerConfig
 from spec_core.records import Availability
 from spec_core.resource import Resource
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 class Tracker(Resource):

@@ -31,16 +31,15 @@ T9  ``close`` is idempotent and leaves nothing on the host: no shared memory, no
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from spec_core.resource import Resource
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from spec_core.records import FeatureSample, FeatureSchema
 
-    Ticket = Future[None]
+Ticket = Future[None]
 
 
 class FeatureSender(Resource):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast, get_args
 
 import pydantic
 
@@ -15,9 +16,6 @@ from spec_core.config import Config
 from spec_core.errors import ConfigError
 from spec_core.foreign import foreign_errors
 from spec_core.wording import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 C = TypeVar("C", bound=Config)
 

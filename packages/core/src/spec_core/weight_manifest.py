@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Iterable
+from typing import Annotated, Literal
 
 import pydantic
 
 from spec_core.wire_record import WireRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Count = Annotated[int, pydantic.Field(ge=0)]
 

@@ -7,7 +7,7 @@ from typing import Literal, Self
 import pydantic
 
 from spec_kit.block_drafting import MOST_LAYERS, BlockConfig
-from spec_kit.drafting import DistilledLoss  # noqa: TC001 (pydantic evaluates annotations)
+from spec_kit.drafting import DistilledLoss
 
 LossKind = Literal["ce", "dpace", "soft", "lk_alpha", "lk_lambda"]
 SOFT_LOSSES: dict[str, DistilledLoss] = {"soft": "ce", "lk_alpha": "lk_alpha", "lk_lambda": "lk_lambda"}

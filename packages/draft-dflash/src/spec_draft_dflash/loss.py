@@ -13,25 +13,17 @@ denominator.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from spec_draft_dflash.config import SOFT_LOSSES
-from spec_draft_dflash.targets import HardTargets, SoftTargets
-from spec_kit.block_drafting import GuessMetrics, loss_scale
+from spec_core import VocabularyOps
+from spec_core.records import DraftBatch, StepOutput
+from spec_draft_dflash.config import SOFT_LOSSES, LossKind
+from spec_draft_dflash.kernels import DFlashKernels
+from spec_draft_dflash.targets import Compared, HardTargets, SoftTargets
+from spec_kit.block_drafting import BlockHead, CountedGuesses, GuessMetrics, loss_scale
 from spec_kit.layers import with_gradients
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import VocabularyOps
-    from spec_core.records import DraftBatch, StepOutput
-    from spec_draft_dflash.config import LossKind
-    from spec_draft_dflash.kernels import DFlashKernels
-    from spec_draft_dflash.targets import Compared
-    from spec_kit.block_drafting import BlockHead, CountedGuesses
-
 
 _VALUES = ("accuracy", "slot_loss")
 _LENGTHS = {"acceptance_length": ("accuracy", "accuracy")}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from pathlib import Path
+from typing import get_args
 
+from spec_core import TargetSpec
 from spec_draft_dflash.config import LayerType
 from spec_kit.block_drafting import BlockShape
-from spec_kit.drafting import Size
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import TargetSpec
-    from spec_kit.drafting import Json
+from spec_kit.drafting import Json, Size
 
 ARCHITECTURE = "DFlashDraftModel"
 FULL, SLIDING = get_args(LayerType)

@@ -15,23 +15,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from spec_core import VocabularyOps
+from spec_core.records import DraftBatch, StepOutput
+from spec_draft_dflash2.config import DFlash2Config
 from spec_draft_dflash2.selector import Candidates, LocalColumns, scores, sum_rows
-from spec_kit.block_drafting import GuessMetrics, loss_scale, teacher_of_guesses
-from spec_kit.layers import sharded_logsumexp_argmax, with_gradients
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import VocabularyOps
-    from spec_core.records import DraftBatch, StepOutput
-    from spec_draft_dflash2.config import DFlash2Config
-    from spec_draft_dflash2.shape import DFlash2Shape
-    from spec_kit.block_drafting import BlockHead, BlockKernels, CountedGuesses
-    from spec_kit.layers import Distribution
+from spec_draft_dflash2.shape import DFlash2Shape
+from spec_kit.block_drafting import (
+    BlockHead,
+    BlockKernels,
+    CountedGuesses,
+    GuessMetrics,
+    loss_scale,
+    teacher_of_guesses,
+)
+from spec_kit.layers import Distribution, sharded_logsumexp_argmax, with_gradients
 
 _VALUES = ("accuracy", "acceptance_t1", "head_accuracy", "recall", "head_loss", "selector_loss")
 _LENGTHS = {

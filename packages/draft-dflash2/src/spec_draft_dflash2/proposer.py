@@ -6,21 +6,17 @@ suffixes: B sequences, K guesses, C candidates of each, H width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import Self
 
 import torch
+from torch import Generator, Tensor
 
+from spec_core import Proposal
+from spec_draft_dflash2.model import DFlash2Model
 from spec_draft_dflash2.selector import Candidates, scores
 from spec_kit.block_drafting import BlockProposer
 from spec_kit.drafting import Guesses
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Generator, Tensor
-
-    from spec_core import Proposal
-    from spec_draft_dflash2.model import DFlash2Model
 
 
 class DFlash2Proposer(BlockProposer):

@@ -8,19 +8,14 @@ of columns; ``...`` any leading dimensions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from spec_kit.layers import INIT_STD, linear, softmax
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import VocabularyOps
-    from spec_draft_dflash2.shape import DFlash2Shape
-    from spec_kit.layers import Distribution
+from spec_core import VocabularyOps
+from spec_draft_dflash2.shape import DFlash2Shape
+from spec_kit.layers import INIT_STD, Distribution, linear, softmax
 
 SET = 64
 """Number of columns of which ``largest`` takes the maximum first."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from spec_core import TargetSpec
 from spec_kit.block_drafting import BlockShape
-from spec_kit.drafting import Size
-
-if TYPE_CHECKING:
-    from spec_core import TargetSpec
-    from spec_kit.drafting import Json, Shapes
-    from spec_kit.sharding import TensorParallelHints
+from spec_kit.drafting import Json, Shapes, Size
+from spec_kit.sharding import TensorParallelHints
 
 ARCHITECTURE = "DFlash2DraftModel"
 OWN_FIELDS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")

@@ -8,17 +8,11 @@ the target's head: the backbone's output after its final norm.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from spec_draft_dspark.shape import DSparkShape
 from spec_kit.layers import INIT_STD, linear
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_draft_dspark.shape import DSparkShape
 
 
 class MarkovHead(nn.Module):

@@ -13,22 +13,30 @@ head on this shard (see ``spec_core.ops``).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from spec_kit.block_drafting import GuessMetrics, loss_scale, teacher_of_guesses
-from spec_kit.layers import LabelColumns, probabilities, sharded_logsumexp_argmax, softmax, with_gradients
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import VocabularyOps
-    from spec_core.records import DraftBatch, StepOutput
-    from spec_draft_dspark.config import DSparkConfig
-    from spec_kit.block_drafting import BlockHead, BlockKernels, CountedGuesses
-    from spec_kit.layers import Teacher
+from spec_core import VocabularyOps
+from spec_core.records import DraftBatch, StepOutput
+from spec_draft_dspark.config import DSparkConfig
+from spec_kit.block_drafting import (
+    BlockHead,
+    BlockKernels,
+    CountedGuesses,
+    GuessMetrics,
+    loss_scale,
+    teacher_of_guesses,
+)
+from spec_kit.layers import (
+    LabelColumns,
+    Teacher,
+    probabilities,
+    sharded_logsumexp_argmax,
+    softmax,
+    with_gradients,
+)
 
 _VALUES = ("accuracy", "acceptance", "acceptance_t1", "guess_loss", "confidence_loss")
 _LENGTHS = {

@@ -6,20 +6,16 @@ V rows of the head.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import Self
 
 import torch
+from torch import Generator
 
+from spec_core import Proposal
+from spec_draft_dspark.model import DSparkModel
 from spec_kit.block_drafting import BlockProposer
 from spec_kit.drafting import Guesses
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Generator
-
-    from spec_core import Proposal
-    from spec_draft_dspark.model import DSparkModel
 
 
 class DSparkProposer(BlockProposer):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
+from spec_core import TargetSpec
 from spec_draft_dspark.config import MarkovKind
 from spec_kit.block_drafting import BlockShape
-from spec_kit.drafting import Size
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import TargetSpec
-    from spec_kit.drafting import Json, Shapes
-    from spec_kit.sharding import TensorParallelHints
+from spec_kit.drafting import Json, Shapes, Size
+from spec_kit.sharding import TensorParallelHints
 
 ARCHITECTURE = "Qwen3DSparkModel"
 _OWN_FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")

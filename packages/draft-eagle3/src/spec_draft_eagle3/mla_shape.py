@@ -5,16 +5,12 @@ One class of each engine serves such a draft (vLLM ``deepseek_eagle3.py``, SGLan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
+from spec_core import TargetSpec
 from spec_draft_eagle3.shape import Eagle3Shape
-from spec_kit.drafting import LatentShape
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from spec_core import TargetSpec
-    from spec_kit.drafting import DecoderConfig, Json
+from spec_kit.drafting import DecoderConfig, Json, LatentShape
 
 MLA_ARCHITECTURE = "Eagle3DeepseekV2ForCausalLM"
 LATENT_SIZES: Mapping[str, int] = {

@@ -5,14 +5,20 @@ Parameters are named as in the serving format.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from spec_core import VocabularyOps
+from spec_core.records import DraftBatch, StepOutput
 from spec_draft_eagle3.attention import GroupedQueryAttention
+from spec_draft_eagle3.config import Eagle3Config
+from spec_draft_eagle3.shape import Eagle3Shape
 from spec_kit.chain_drafting import (
+    ChainKernels,
     ChainModule,
     HeadLoss,
     InputTokens,
@@ -25,19 +31,8 @@ from spec_kit.chain_drafting import (
 )
 from spec_kit.layers import ContextRows, LatentAttention, Mlp, Rope, checkpointed, linear
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from spec_core import VocabularyOps
-    from spec_core.records import DraftBatch, StepOutput
-    from spec_draft_eagle3.config import Eagle3Config
-    from spec_draft_eagle3.shape import Eagle3Shape
-    from spec_kit.chain_drafting import ChainKernels
-
-    Angles = tuple[Tensor, Tensor]
-    Bounds = list[tuple[int, int]]
+Angles = tuple[Tensor, Tensor]
+Bounds = list[tuple[int, int]]
 
 
 ATTENTIONS: Mapping[str, Any] = {"gqa": GroupedQueryAttention, "mla": LatentAttention}

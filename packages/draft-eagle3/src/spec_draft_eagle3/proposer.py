@@ -7,25 +7,21 @@ Shape suffixes: B sequences, T new positions of all sequences, L cached position
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import Self
 
 import torch
+from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from spec_core import Proposal, VocabularyOps
+from spec_draft_eagle3.model import Eagle3Layer, Eagle3Model
 from spec_kit.drafting import BatchProposer, Guesses
 from spec_kit.layers import cached_attention, extended_caches, new_positions, rotate
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Generator, Tensor
-
-    from spec_core import Proposal, VocabularyOps
-    from spec_draft_eagle3.model import Eagle3Layer, Eagle3Model
-
-    Angles = tuple[Tensor, Tensor]
-    KeysValues = tuple[Tensor, Tensor]
-    """Keys or values of one sequence in one layer, [L, kv_heads, D]."""
+Angles = tuple[Tensor, Tensor]
+KeysValues = tuple[Tensor, Tensor]
+"""Keys or values of one sequence in one layer, [L, kv_heads, D]."""
 
 
 class ChainProposer(BatchProposer):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
+from spec_core import TargetSpec
 from spec_draft_eagle3.config import MOST_LAYERS, ImageEmbeddings
 from spec_kit.chain_drafting import ChainShape
-
-if TYPE_CHECKING:
-    from spec_core import TargetSpec
-    from spec_kit.drafting import Json, Shapes
+from spec_kit.drafting import Json, Shapes
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 

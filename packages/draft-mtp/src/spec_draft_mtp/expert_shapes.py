@@ -6,19 +6,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic import Field
 
+from spec_core import TargetSpec
 from spec_draft_mtp.shape import LAYER, MtpShape
-from spec_kit.drafting import DecoderShape, LatentShape, Size, architectures, read_config
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from spec_core import TargetSpec
-    from spec_kit.drafting import Json, Shapes
-    from spec_kit.sharding import TensorParallelHints
+from spec_kit.drafting import DecoderShape, Json, LatentShape, Shapes, Size, architectures, read_config
+from spec_kit.sharding import TensorParallelHints
 
 BIAS = "mlp.gate.e_score_correction_bias"
 """Name in the layer of the constant that is added to the experts' scores before the best are chosen."""

@@ -5,23 +5,18 @@ Shapes: T tokens, H width, E experts, K experts of each token.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spec_draft_mtp.expert_shapes import ExpertShape, LayerShape, QwenExpertShape
 from spec_kit.layers import INIT_STD, Mlp, linear
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from spec_draft_mtp.expert_shapes import ExpertShape, LayerShape, QwenExpertShape
-
-    Chosen = tuple[Tensor, Tensor]
-    """The experts of each token, int64 [T, K], and the weights of their outputs [T, K]."""
+Chosen = tuple[Tensor, Tensor]
+"""The experts of each token, int64 [T, K], and the weights of their outputs [T, K]."""
 
 
 class Experts(nn.Module):

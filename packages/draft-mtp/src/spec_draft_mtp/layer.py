@@ -5,26 +5,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spec_draft_mtp.expert_shapes import DeepseekShape, GlmShape
 from spec_draft_mtp.experts import SigmoidExperts, SoftmaxExperts
+from spec_draft_mtp.shape import MtpShape
+from spec_kit.chain_drafting import ChainKernels
 from spec_kit.layers import INIT_STD, LatentAttention, Mlp, linear
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import Tensor
-
-    from spec_draft_mtp.expert_shapes import DeepseekShape, GlmShape
-    from spec_draft_mtp.shape import MtpShape
-    from spec_kit.chain_drafting import ChainKernels
-
-    Turn = Callable[[Tensor], Tensor]
-    """Rotates the heads [T, N, D] of some tokens by the rotary angles of their positions."""
+Turn = Callable[[Tensor], Tensor]
+"""Rotates the heads [T, N, D] of some tokens by the rotary angles of their positions."""
 
 
 def wide_rms_norm(x: Tensor, weight: Tensor, shift: float, eps: float) -> Tensor:

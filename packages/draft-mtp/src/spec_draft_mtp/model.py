@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from spec_core import VocabularyOps
+from spec_core.records import DraftBatch, StepOutput
+from spec_draft_mtp.config import MtpConfig
 from spec_draft_mtp.layer import MtpHead, wide_rms_norm
+from spec_draft_mtp.shape import MtpShape
 from spec_kit.chain_drafting import (
+    ChainKernels,
     HeadLoss,
     InputTokens,
     NeededRows,
@@ -24,15 +28,6 @@ from spec_kit.chain_drafting import (
     take_rows,
 )
 from spec_kit.layers import INIT_STD, ContextRows, Rope, checkpointed
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import VocabularyOps
-    from spec_core.records import DraftBatch, StepOutput
-    from spec_draft_mtp.config import MtpConfig
-    from spec_draft_mtp.shape import MtpShape
-    from spec_kit.chain_drafting import ChainKernels
 
 MATRIX_GAIN = 0.5
 """Standard deviation of a matrix's initial weights, multiplied by the root of its number of inputs. The scale

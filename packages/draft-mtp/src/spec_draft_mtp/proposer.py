@@ -7,23 +7,19 @@ Shapes: B sequences, T new positions of all sequences, K guesses, H width, V voc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import Self
 
 import torch
+from torch import Generator, Tensor
 
+from spec_core import Proposal, VocabularyOps
+from spec_draft_mtp.model import MtpModel
 from spec_kit.drafting import BatchProposer, Guesses
 from spec_kit.layers import cached_attention, extended_caches, new_positions, rotate
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Generator, Tensor
-
-    from spec_core import Proposal, VocabularyOps
-    from spec_draft_mtp.model import MtpModel
-
-    Cache = tuple[Tensor, Tensor]
-    """Keys and values of one sequence, [L, kv_heads, head_dim]."""
+Cache = tuple[Tensor, Tensor]
+"""Keys and values of one sequence, [L, kv_heads, head_dim]."""
 
 
 class MtpProposer(BatchProposer):

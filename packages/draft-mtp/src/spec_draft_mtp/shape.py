@@ -5,18 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
-from spec_kit.drafting import DecoderShape, decoder_fields, end_fields, head_fields, section
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from spec_core import TargetSpec
-    from spec_kit.drafting import Json, Shapes
-    from spec_kit.sharding import TensorParallelHints
+from spec_core import TargetSpec
+from spec_kit.drafting import DecoderShape, Json, Shapes, decoder_fields, end_fields, head_fields, section
+from spec_kit.sharding import TensorParallelHints
 
 SIZES = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")
 """Sizes that engines take from the target's configuration."""

@@ -9,25 +9,21 @@ tokens; q ``[…, heads, D]``, keys and values ``[…, kv_heads, D]``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from spec_draft_peagle.chains import Segment
+from spec_draft_peagle.kernels import PEagleKernels
+from spec_kit.block_drafting import KeysValues
 from spec_kit.chain_drafting import take_rows
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_draft_peagle.chains import Segment
-    from spec_draft_peagle.kernels import PEagleKernels
-    from spec_kit.block_drafting import KeysValues
-
-    Pieces = Sequence[tuple[int, int, int]]
-    """First row of a document, first row of its piece in a segment, and the row after the piece's last row."""
+Pieces = Sequence[tuple[int, int, int]]
+"""First row of a document, first row of its piece in a segment, and the row after the piece's last row."""
 
 EVERYTHING = 1 << 30
 """A window wider than any document. Chains use sliding-window attention because it is causal; nothing may be

@@ -13,23 +13,18 @@ tokens, E guesses that count in the loss.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
+from torch import Tensor
 
 from spec_core import to_device_async
-from spec_core.records import Supervision
+from spec_core.records import DraftBatch, Supervision
 from spec_kit.block_drafting import BlockLayout, sample_generator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch import Tensor
-
-    from spec_core.records import DraftBatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from spec_kit.block_drafting import BlockLayout, block_attention
+from spec_kit.block_drafting import BlockLayout, KeysValues, block_attention
 from spec_kit.layers import DecoderKernels, rotate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import Tensor
-
-    from spec_kit.block_drafting import KeysValues
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,21 +10,16 @@ the draft's head on this shard (see ``spec_core.ops``).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from spec_core.records import StepOutput
+from spec_core import LinearWeight, VocabularyOps
+from spec_core.records import DraftBatch, StepOutput
 from spec_draft_peagle.chains import GuessesByToken
+from spec_draft_peagle.kernels import PEagleKernels
+from spec_kit.drafting import DistilledLoss
 from spec_kit.layers import ROW_LOSSES, score, teach, with_gradients
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import LinearWeight, VocabularyOps
-    from spec_core.records import DraftBatch
-    from spec_draft_peagle.kernels import PEagleKernels
-    from spec_kit.drafting import DistilledLoss
 
 _VALUES = ("accuracy", "acceptance", "acceptance_t1", "guess_loss")
 

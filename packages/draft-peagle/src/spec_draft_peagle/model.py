@@ -7,33 +7,26 @@ layers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from spec_core import to_device_async
+from spec_core import VocabularyOps, to_device_async
+from spec_core.records import DraftBatch, StepOutput
 from spec_draft_peagle.attention import chain_attention, row_attention
-from spec_draft_peagle.chains import ChainRule, Chains
+from spec_draft_peagle.chains import ChainRule, Chains, Segment
+from spec_draft_peagle.config import PEagleConfig
+from spec_draft_peagle.kernels import PEagleKernels
 from spec_draft_peagle.loss import PEagleLoss
+from spec_draft_peagle.shape import PEagleShape
+from spec_kit.block_drafting import KeysValues
 from spec_kit.chain_drafting import ChainModule, take_rows
 from spec_kit.layers import AttentionProjections, Mlp, Rope, checkpointed, linear
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_core import VocabularyOps
-    from spec_core.records import DraftBatch, StepOutput
-    from spec_draft_peagle.chains import Segment
-    from spec_draft_peagle.config import PEagleConfig
-    from spec_draft_peagle.kernels import PEagleKernels
-    from spec_draft_peagle.shape import PEagleShape
-    from spec_kit.block_drafting import KeysValues
-
-    Past = Sequence[Sequence[KeysValues]]
-    """Keys and values of the earlier segments, for each layer."""
+Past = Sequence[Sequence[KeysValues]]
+"""Keys and values of the earlier segments, for each layer."""
 
 
 class PEagleLayer(nn.Module):

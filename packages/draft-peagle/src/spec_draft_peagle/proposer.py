@@ -5,21 +5,17 @@ Shapes: B sequences, T new positions of all sequences, K guesses, H width, V voc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import Self
 
 import torch
+from torch import Generator, Tensor
 
+from spec_core import Proposal, VocabularyOps
+from spec_draft_peagle.model import PEagleModel
+from spec_kit.block_drafting import KeysValues
 from spec_kit.drafting import BatchProposer, Guesses
 from spec_kit.layers import cached_attention, extended_caches, new_positions
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Generator, Tensor
-
-    from spec_core import Proposal, VocabularyOps
-    from spec_draft_peagle.model import PEagleModel
-    from spec_kit.block_drafting import KeysValues
 
 
 class PEagleProposer(BatchProposer):

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pydantic import Field, NonNegativeInt
 
+from spec_core import TargetSpec
 from spec_kit.chain_drafting import ChainShape
-from spec_kit.drafting import Size, parallel_mask_token
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import TargetSpec
-    from spec_kit.drafting import Json, Shapes
-    from spec_kit.sharding import TensorParallelHints
+from spec_kit.drafting import Json, Shapes, Size, parallel_mask_token
+from spec_kit.sharding import TensorParallelHints
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 """Eagle3's architecture name. vLLM puts ``Eagle3`` before any other name, P-EAGLE's names included, and does

@@ -10,17 +10,14 @@ Shapes: B sequences, L columns, W columns after the gaps are removed, N heads, D
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 _SPARE_COLUMNS = 64
 """Number of extra columns that are allocated each time a layer's memory grows."""

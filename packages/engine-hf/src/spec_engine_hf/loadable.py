@@ -6,14 +6,11 @@ import json
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spec_core import foreign_errors
+from spec_core import TargetSpec, foreign_errors
 from spec_core.errors import TargetError
 from spec_kit.targets import quantised_weight, quiet_transformers, stored_tensors
-
-if TYPE_CHECKING:
-    from spec_core import TargetSpec
 
 
 def check_loadable(target: TargetSpec) -> None:

@@ -6,20 +6,14 @@ V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from spec_core.records import images_of
-from spec_engine_hf.hf_model import target_errors
+from spec_engine_hf.hf_model import HfModel, target_errors
 from spec_engine_hf.kv_cache import KvCache
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_engine_hf.hf_model import HfModel
 
 
 class Session:

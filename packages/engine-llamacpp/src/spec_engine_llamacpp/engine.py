@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from pathlib import Path
+from typing import ClassVar, cast
 
-from spec_core import EngineAbilities
+from spec_core import Draft, EngineAbilities, EngineConfig, Serving, TargetSpec
 from spec_core.errors import ConfigError, EngineError
+from spec_core.records import Availability, FeatureSchema
 from spec_engine_llamacpp.config import LlamacppConfig
 from spec_engine_llamacpp.process import LlamacppProcess
 from spec_engine_llamacpp.serving import VERSIONS, LlamacppServing, target_file
 from spec_engine_llamacpp.serving_format import check_llamacpp_folder
-from spec_kit.hosting import CaptureMode, PlainMode, SpeculativeMode, SubprocessEngine, probe_version
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import Draft, EngineConfig, Serving, TargetSpec
-    from spec_core.records import Availability, FeatureSchema
-    from spec_kit.hosting import Mode
+from spec_kit.hosting import CaptureMode, Mode, PlainMode, SpeculativeMode, SubprocessEngine, probe_version
 
 
 class LlamacppEngine(SubprocessEngine):

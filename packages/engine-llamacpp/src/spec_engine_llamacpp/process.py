@@ -6,21 +6,16 @@ import os
 import re
 import secrets
 import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from spec_core import EngineContext, TargetSpec
 from spec_core.errors import EngineError
-from spec_core.records import AcceptanceCounters
-from spec_kit.hosting import EngineSubprocess, SpeculativeMode, then
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from concurrent.futures import Future
-
-    from spec_core import EngineContext, TargetSpec
-    from spec_core.records import CaptureRequest, GenerationRequest, SamplingParams
-    from spec_engine_llamacpp.config import LlamacppConfig
-    from spec_kit.hosting import Fields, Mode
+from spec_core.records import AcceptanceCounters, CaptureRequest, GenerationRequest, SamplingParams
+from spec_engine_llamacpp.config import LlamacppConfig
+from spec_kit.hosting import EngineSubprocess, Fields, Mode, SpeculativeMode, then
 
 _CAUSE = re.compile(r"(?:error loading model: |(?=GGML_(?:ASSERT|ABORT)))(.+)$")
 """Finds the cause in a line of llama.cpp's log; what Python reports behind it says nothing."""

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, ClassVar, cast
+from pathlib import Path
+from typing import ClassVar, cast
 
-from spec_core import Serving
+from spec_core import Draft, EngineConfig, Serving, TargetSpec
 from spec_core.errors import ConfigError
+from spec_core.records import Availability, ServerCounters
+from spec_engine_llamacpp.config import LlamacppConfig
 from spec_engine_llamacpp.server_counters import llamacpp_counters
 from spec_engine_llamacpp.serving_format import check_llamacpp_export, check_llamacpp_folder, check_planned
 from spec_kit.hosting import probe_version
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import Draft, EngineConfig, TargetSpec
-    from spec_core.records import Availability, ServerCounters
-    from spec_engine_llamacpp.config import LlamacppConfig
 
 VERSIONS = ">=2026.10"
 """The versions of xllamacpp, which has llama.cpp's server, that know every kind of draft."""

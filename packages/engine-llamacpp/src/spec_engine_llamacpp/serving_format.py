@@ -7,16 +7,20 @@ xllamacpp 2026.10.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from spec_core import Draft, TargetSpec
 from spec_core.errors import ConfigError
-from spec_kit.drafting import Flaw, ServedFolder, architectures, check_served, parallel_mask_token, present
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import Draft, TargetSpec
-    from spec_kit.drafting import Json
+from spec_kit.drafting import (
+    Flaw,
+    Json,
+    ServedFolder,
+    architectures,
+    check_served,
+    parallel_mask_token,
+    present,
+)
 
 CHAIN = "LlamaForCausalLMEagle3"
 """Architecture name of an autoregressive draft."""

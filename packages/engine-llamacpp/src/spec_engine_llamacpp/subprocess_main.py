@@ -10,22 +10,17 @@ import http.client
 import json
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Generator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from spec_core.errors import EngineError
-from spec_kit.hosting import EngineLink
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator
-    from concurrent.futures import Executor
-
-    from spec_kit.hosting import Fields
+from spec_kit.hosting import EngineLink, Fields
 
 _SAMPLERS = ["temperature", "top_p"]
 """All that samples, in this order: the nucleus is one of the distribution at the temperature."""

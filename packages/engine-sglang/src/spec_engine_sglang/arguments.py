@@ -5,15 +5,12 @@ The arguments are fields of SGLang's ``ServerArgs``, named as in every version f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_core import TargetSpec
+from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.serving_format import speculative_arguments
-from spec_kit.hosting import CaptureMode, SpeculativeMode
-
-if TYPE_CHECKING:
-    from spec_core import TargetSpec
-    from spec_engine_sglang.config import SglangConfig
-    from spec_kit.hosting import Mode
+from spec_kit.hosting import CaptureMode, Mode, SpeculativeMode
 
 Arguments = dict[str, Any]
 

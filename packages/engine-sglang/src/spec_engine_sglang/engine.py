@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, cast
 
-from spec_core import EngineAbilities
+from spec_core import Draft, EngineAbilities, EngineConfig, FrozenProducts, Serving, TargetSpec
+from spec_core.records import Availability
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.process import SglangProcess
 from spec_engine_sglang.serving import VERSIONS, SglangServing
 from spec_engine_sglang.serving_format import check_sglang_folder, check_speculation
-from spec_kit.hosting import SpeculativeMode, SubprocessEngine, probe_version
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from spec_core import Draft, EngineConfig, FrozenProducts, Serving, TargetSpec
-    from spec_core.records import Availability
-    from spec_kit.hosting import Mode, ProgramReplica
+from spec_kit.hosting import Mode, ProgramReplica, SpeculativeMode, SubprocessEngine, probe_version
 
 
 class SglangEngine(SubprocessEngine):

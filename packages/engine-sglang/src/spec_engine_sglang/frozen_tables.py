@@ -7,18 +7,14 @@ A call is sent as SGLang's own request for the scheduler's internal state, whose
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from spec_core.errors import EngineError
-from spec_kit.hosting import shard_products, sum_of_shards
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from spec_kit.hosting import Fields
+from spec_kit.hosting import Fields, shard_products, sum_of_shards
 
 _MARK = "spec-frozen:"
 _ANSWER = "spec_frozen"

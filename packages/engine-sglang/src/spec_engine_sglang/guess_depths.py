@@ -6,12 +6,10 @@ SGLang sends ``Req.customized_info``, lists with a value for each token of an an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from spec_engine_sglang.request_names import GENERATED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _KEY = "spec_guess_depths"
 

@@ -14,10 +14,8 @@ import logging
 import os
 import secrets
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 log = logging.getLogger(__name__)
 

@@ -6,20 +6,15 @@ If the images are prepared, SGLang uses the token ids unchanged (function ``load
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from spec_core import TargetSpec
 from spec_core.errors import EngineError
-from spec_kit.hosting import image_of_fields
+from spec_kit.hosting import Fields, image_of_fields
 from spec_kit.targets import TargetImages, decoded_image, read_target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from spec_core import TargetSpec
-    from spec_kit.hosting import Fields
 
 
 class ImageInputs:

@@ -9,15 +9,11 @@ Shapes: R rows of a forward pass (tokens of all its requests), H hidden size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor, nn
 
 from spec_core.errors import EngineError
 from spec_engine_sglang.stream_taps import before_norm, what_is_wrong
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 class NormTap:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from spec_core.records import AcceptanceCounters
+from spec_core import EngineContext, TargetSpec
+from spec_core.records import AcceptanceCounters, CaptureRequest, GenerationRequest, SamplingParams
 from spec_engine_sglang import hook
 from spec_engine_sglang.arguments import ENVIRONMENT, server_arguments
+from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.request_names import GENERATED, Assignment, name_of
-from spec_kit.hosting import CaptureMode, EngineSubprocess, SpeculativeMode, image_fields, then
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from concurrent.futures import Future
-
-    from spec_core import EngineContext, TargetSpec
-    from spec_core.records import CaptureRequest, GenerationRequest, SamplingParams
-    from spec_engine_sglang.config import SglangConfig
-    from spec_kit.hosting import Fields, Mode
+from spec_kit.hosting import CaptureMode, EngineSubprocess, Fields, Mode, SpeculativeMode, image_fields, then
 
 
 class SglangProcess(EngineSubprocess):

@@ -9,20 +9,17 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from spec_core import UpdateId
 from spec_core.errors import EngineError
+from spec_engine_sglang.sglang_draft_slot import SglangDraftSlot
 from spec_kit.hosting import AnswerCounts, AnswerRounds, DraftRank
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from spec_engine_sglang.sglang_draft_slot import SglangDraftSlot
 
 log = logging.getLogger(__name__)
 

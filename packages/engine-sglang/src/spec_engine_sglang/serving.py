@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from spec_core import Serving
+from spec_core import Draft, Serving, TargetSpec
 from spec_core.errors import ConfigError
+from spec_core.records import Availability, ServerCounters
 from spec_engine_sglang.server_counters import sglang_counters
 from spec_engine_sglang.serving_format import (
     check_sglang_folder,
@@ -19,13 +21,6 @@ from spec_engine_sglang.serving_format import (
     version_needs,
 )
 from spec_kit.hosting import SpeculativeMode, probe_version
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from spec_core import Draft, TargetSpec
-    from spec_core.records import Availability, ServerCounters
 
 log = logging.getLogger(__name__)
 

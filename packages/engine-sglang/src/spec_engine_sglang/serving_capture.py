@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,12 +21,8 @@ from spec_core.records import FeatureSchema
 from spec_engine_sglang.norm_tap import NormTap
 from spec_engine_sglang.scheduler_updates import chosen, model_folder
 from spec_engine_sglang.stream_taps import find_decoder
+from spec_kit.hosting import Fields
 from spec_kit.live_traffic import LiveRequestsConfig, StateCopies, StateRows, StepBatch, states_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from spec_kit.hosting import Fields
 
 log = logging.getLogger(__name__)
 

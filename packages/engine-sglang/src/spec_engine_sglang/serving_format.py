@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
+from spec_core import Draft, TargetSpec
 from spec_core.errors import ArtifactError, ConfigError
 from spec_kit.drafting import (
     Flaw,
@@ -26,14 +29,7 @@ from spec_kit.drafting import (
     read_config,
     section,
 )
-from spec_kit.hosting import probe_version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from spec_core import Draft, TargetSpec
-    from spec_kit.hosting import SpeculativeMode
+from spec_kit.hosting import SpeculativeMode, probe_version
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _IMAGES = "image_embeddings"

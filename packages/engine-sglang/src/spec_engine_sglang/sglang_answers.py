@@ -8,23 +8,20 @@ One call may have several prompts. Versions 0.5.16 to 0.5.23 have these methods,
 from __future__ import annotations
 
 import secrets
+from collections.abc import AsyncGenerator, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_core.errors import ConfigError, EngineError
 from spec_kit.live_traffic import (
     LIVE_REQUESTS_VARIABLE,
     STATES_ARGUMENT,
     LiveAnswer,
+    LiveRequests,
     LiveRequestsConfig,
     passed_on,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
-
-    from spec_kit.live_traffic import LiveRequests
 
 _CONSTRAINTS = (
     "json_schema",

@@ -7,20 +7,15 @@ them is refused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 
 from spec_core.errors import EngineError
 from spec_engine_sglang.spare_model import spare_of
-from spec_kit.weight_sync import Exchange, ExchangedSlot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor, nn
-
-    from spec_kit.weight_sync import DraftLayout
+from spec_kit.weight_sync import DraftLayout, Exchange, ExchangedSlot
 
 _HELPER = "_fused_kv_helper"
 """SGLang's attribute of a DFlash worker: an object that computes the keys and values of all layers at once, if

@@ -6,17 +6,14 @@ Both run in the process of SGLang's frontend.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters
 from spec_engine_sglang.scheduler_updates import ANSWER, request_id
 from spec_engine_sglang.serving_capture import STATES, states_request_id
 from spec_engine_sglang.sglang_answers import store_answers
-from spec_kit.hosting import DraftMiddleware, DraftRanks
-
-if TYPE_CHECKING:
-    from spec_kit.hosting import Fields
+from spec_kit.hosting import DraftMiddleware, DraftRanks, Fields
 
 
 class SglangRanks(DraftRanks):

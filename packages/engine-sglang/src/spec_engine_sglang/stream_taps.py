@@ -12,24 +12,19 @@ Shapes: R rows of a forward pass (tokens of all its requests), N captured layers
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from spec_core.errors import EngineError
+from spec_core.records import FeatureSchema
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from spec_core.records import FeatureSchema
-
-    Tap = Callable[..., None]
-    """A hook, called as ``tap(hidden_states, residual=None)``."""
-    PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+Tap = Callable[..., None]
+"""A hook, called as ``tap(hidden_states, residual=None)``."""
+PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
 
 _LATE = "post_residual_addition"

@@ -11,22 +11,18 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_core.errors import EngineError
 from spec_engine_sglang.frozen_tables import ask_products
 from spec_engine_sglang.guess_depths import answer_depths
 from spec_engine_sglang.image_inputs import ImageInputs
-from spec_kit.hosting import EngineLink
+from spec_kit.hosting import DraftRanks, EngineLink, Fields
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from spec_kit.hosting import DraftRanks, Fields
-
-    Handler = Callable[[Fields], Awaitable[Fields]]
+Handler = Callable[[Fields], Awaitable[Fields]]
 
 
 def main() -> None:

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from spec_core.records import AcceptanceCounters
-from spec_kit.hosting import AnswerCounts, AnswerRounds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from spec_kit.hosting import Fields
+from spec_kit.hosting import AnswerCounts, AnswerRounds, Fields
 
 log = logging.getLogger(__name__)
 

@@ -6,18 +6,15 @@ two. This module does not import vLLM.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_core import EngineContext, TargetSpec
 from spec_core.records import MOST_IMAGES
+from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.guess_depths import SCHEDULER
 from spec_engine_vllm.serving_format import speculative_config
 from spec_engine_vllm.vllm_ranks import EXTENSION
-from spec_kit.hosting import CaptureMode, PlainMode, SpeculativeMode
-
-if TYPE_CHECKING:
-    from spec_core import EngineContext, TargetSpec
-    from spec_engine_vllm.config import VllmConfig
-    from spec_kit.hosting import Mode
+from spec_kit.hosting import CaptureMode, Mode, PlainMode, SpeculativeMode
 
 Arguments = dict[str, Any]
 

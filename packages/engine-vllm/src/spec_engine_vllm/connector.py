@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.config import get_layers_from_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -33,14 +35,8 @@ from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionL
 from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
 
 from spec_core.errors import EngineError
+from spec_core.records import FeatureSchema
 from spec_kit.hosting import CAPTURE_VARIABLE, FeatureExporter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor
-
-    from spec_core.records import FeatureSchema
 
 log = logging.getLogger(__name__)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from spec_engine_vllm.acceptance_counts import rounds_of
-from spec_engine_vllm.prefix_salt import SALTED_PATHS, salted
+from spec_engine_vllm.prefix_salt import SALTED_PATHS, Receive, salted
 from spec_engine_vllm.vllm_answers import keep_answers
 from spec_engine_vllm.vllm_ranks import VllmRanks
 from spec_kit.hosting import DraftMiddleware
-
-if TYPE_CHECKING:
-    from spec_engine_vllm.prefix_salt import Receive
 
 
 class DraftRoutes(DraftMiddleware):

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, cast
 
-from spec_core import EngineAbilities
+from spec_core import Draft, EngineAbilities, EngineConfig, FrozenProducts, Serving, TargetSpec
 from spec_core.errors import ConfigError
+from spec_core.records import Availability, FeatureSchema
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
 from spec_engine_vllm.serving import VllmServing
 from spec_engine_vllm.serving_format import check_vllm_folder
 from spec_engine_vllm.versions import DISTRIBUTIONS, VERSIONS, is_before_28, is_cpu_build
-from spec_kit.hosting import SubprocessEngine, probe_version
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from spec_core import Draft, EngineConfig, FrozenProducts, Serving, TargetSpec
-    from spec_core.records import Availability, FeatureSchema
-    from spec_kit.hosting import Mode, ProgramReplica
+from spec_kit.hosting import Mode, ProgramReplica, SubprocessEngine, probe_version
 
 _IMAGE_ARGUMENTS = frozenset({"skip_mm_profiling", "mm_processor_kwargs", "limit_mm_per_prompt"})
 """Arguments of vLLM that change the image on which it measures its memory."""

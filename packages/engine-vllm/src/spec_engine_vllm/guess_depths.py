@@ -8,10 +8,8 @@ field of vLLM's messages that takes values of other code. vLLM 0.26 and 0.32 hav
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any
 
 SCHEDULER = f"{__name__}.noting_scheduler"
 """The name of ``noting_scheduler`` for vLLM's argument ``scheduler_cls``."""

@@ -6,18 +6,14 @@ of images computes. The connector compares the result with the trainer's token i
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from spec_kit.hosting import image_of_fields
+from spec_core import TargetSpec
+from spec_kit.hosting import Fields, image_of_fields
 from spec_kit.targets import TargetImages, decoded_image, read_target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from spec_core import TargetSpec
-    from spec_kit.hosting import Fields
 
 
 class ImagePrompts:

@@ -7,12 +7,10 @@ while no request runs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    Receive = Callable[[], Awaitable[dict[str, Any]]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 SALTED_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/inference/v1/generate")
 """vLLM's HTTP routes whose requests accept the field ``cache_salt``."""

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar
 
+from spec_core import EngineContext, TargetSpec
 from spec_core.errors import DeadlineExceeded
-from spec_core.records import AcceptanceCounters, images_of
+from spec_core.records import (
+    AcceptanceCounters,
+    CaptureRequest,
+    GenerationRequest,
+    ImageSource,
+    SamplingParams,
+    images_of,
+)
 from spec_engine_vllm.arguments import CAPTURE_ENVIRONMENT, DEFAULT_ENVIRONMENT, engine_arguments
-from spec_kit.hosting import CaptureMode, EngineSubprocess, image_fields, then
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from concurrent.futures import Future
-
-    from spec_core import EngineContext, TargetSpec
-    from spec_core.records import CaptureRequest, GenerationRequest, ImageSource, SamplingParams
-    from spec_engine_vllm.config import VllmConfig
-    from spec_kit.hosting import Fields, Mode
+from spec_engine_vllm.config import VllmConfig
+from spec_kit.hosting import CaptureMode, EngineSubprocess, Fields, Mode, image_fields, then
 
 _LONGEST_FOLDER = 107 - len("/") - 36
 """Maximum length, in characters, of the path of the folder for vLLM's sockets. A socket's path has at most

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from spec_core import Serving
+from spec_core import Draft, Serving, TargetSpec
 from spec_core.errors import ConfigError
+from spec_core.records import Availability, ServerCounters
 from spec_engine_vllm.server_counters import vllm_counters
 from spec_engine_vllm.serving_format import (
     check_vllm_folder,
@@ -20,13 +22,6 @@ from spec_engine_vllm.serving_format import (
 from spec_engine_vllm.versions import BEFORE, DISTRIBUTIONS, VERSIONS, is_cpu_build, verifies_adaptively
 from spec_engine_vllm.vllm_ranks import EXTENSION
 from spec_kit.hosting import SpeculativeMode, probe_version
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from spec_core import Draft, TargetSpec
-    from spec_core.records import Availability, ServerCounters
 
 
 class VllmServing(Serving):

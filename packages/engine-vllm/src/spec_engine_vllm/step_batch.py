@@ -7,12 +7,10 @@ for most targets. Both keep a step's states in ``execute_model_state`` until tok
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from spec_kit.live_traffic import StepBatch
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def step_batch(

@@ -15,21 +15,17 @@ import threading
 import time
 from contextlib import nullcontext
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_core.errors import EngineError
 from spec_engine_vllm.acceptance_counts import EngineTotals
 from spec_engine_vllm.guess_depths import guess_depths_of
 from spec_engine_vllm.image_prompts import ImagePrompts
 from spec_engine_vllm.vllm_ranks import EXTENSION, VllmRanks
-from spec_kit.hosting import EngineLink, sum_of_shards
+from spec_kit.hosting import EngineLink, Fields, sum_of_shards
 from spec_processes import ending
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
-
-    from spec_kit.hosting import Fields
 
 _NOTED_S = 0.5
 """Maximum number of seconds to wait until another thread has stored the exit code of vLLM's engine core."""

@@ -9,15 +9,11 @@ from __future__ import annotations
 import copy
 import inspect
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from inspect import BoundArguments
+from typing import Any
 
-from spec_kit.live_traffic import STATES_ARGUMENT, LiveAnswer, passed_on
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from inspect import BoundArguments
-
-    from spec_kit.live_traffic import LiveRequests
+from spec_kit.live_traffic import STATES_ARGUMENT, LiveAnswer, LiveRequests, passed_on
 
 _CONSTRAINTS = ("structured_outputs", "guided_decoding", "allowed_token_ids", "logit_bias", "bad_words")
 """Fields of vLLM's SamplingParams that change the target's distribution. Each version of vLLM has only some

@@ -9,23 +9,18 @@ pass ever runs the spare.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 from vllm.config import CompilationMode
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from spec_core.errors import EngineError
 from spec_engine_vllm.packed_weights import PACKED, packed_steps
-from spec_kit.weight_sync import Exchange, ExchangedSlot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor, nn
-
-    from spec_kit.weight_sync import DraftLayout
+from spec_kit.weight_sync import DraftLayout, Exchange, ExchangedSlot
 
 _GROUP_BYTES = 512 << 20
 """Size of a group of tensors, in bytes, that are copied and then loaded by vLLM together."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_core.errors import EngineError
-from spec_kit.hosting import DraftRanks
-
-if TYPE_CHECKING:
-    from spec_engine_vllm.acceptance_counts import AcceptanceCounts
-    from spec_kit.hosting import Fields
+from spec_engine_vllm.acceptance_counts import AcceptanceCounts
+from spec_kit.hosting import DraftRanks, Fields
 
 EXTENSION = "spec_engine_vllm.worker_extension.WorkerExtension"
 """Value of vLLM's option ``--worker-extension-cls``."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 
 def lazy_names(package: str, file: str, extra: str = "") -> Callable[[str], Any]:

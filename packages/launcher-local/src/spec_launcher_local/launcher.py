@@ -8,11 +8,21 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
-from spec_core import Launcher, WorkerEnded
+from spec_core import (
+    LaunchContext,
+    Launcher,
+    LauncherConfig,
+    WorkerEnded,
+    WorkerHandle,
+    WorkerMessage,
+    WorkerSpec,
+)
 from spec_core.errors import RunError
 from spec_processes import (
     WORKER_MODULE,
@@ -24,12 +34,6 @@ from spec_processes import (
     ending,
     spawn,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from spec_core import LaunchContext, LauncherConfig, WorkerHandle, WorkerMessage, WorkerSpec
 
 log = logging.getLogger(__name__)
 

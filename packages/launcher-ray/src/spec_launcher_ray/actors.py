@@ -12,15 +12,19 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import subprocess
 import threading
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import psutil
 import ray
 
+from spec_core import Backend, BackendConfig, WorkerSpec
 from spec_core.errors import RunError
 from spec_core.records import Availability
 from spec_processes import (
@@ -32,13 +36,6 @@ from spec_processes import (
     end_group,
     spawn_on,
 )
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from spec_core import Backend, BackendConfig, WorkerSpec
 
 _CONNECT_S = 30.0
 _CHECK_S = 0.5

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray._private.state import (
@@ -15,16 +16,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from spec_core.errors import ConfigError, RunError
-from spec_launcher_ray.connection import check_address, connect_cluster, start_cluster
-from spec_launcher_ray.placement import Host
+from spec_launcher_ray.config import RayConfig
+from spec_launcher_ray.connection import ClusterAddress, check_address, connect_cluster, start_cluster
+from spec_launcher_ray.placement import Bundle, Host
 from spec_processes import SAFE_PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from spec_launcher_ray.config import RayConfig
-    from spec_launcher_ray.connection import ClusterAddress
-    from spec_launcher_ray.placement import Bundle
 
 _ANSWER_S = 5.0
 """Longest wait, in seconds, for a host's port to answer."""

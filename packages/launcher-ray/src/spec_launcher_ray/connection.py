@@ -6,9 +6,9 @@ import logging
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import psutil
 import ray
@@ -16,11 +16,7 @@ from ray._common.utils import get_default_ray_temp_dir
 from ray.job_config import JobConfig
 
 from spec_core.errors import ConfigError, RunError, SpecError, first_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from spec_launcher_ray.config import RayConfig
+from spec_launcher_ray.config import RayConfig
 
 log = logging.getLogger(__name__)
 

@@ -7,17 +7,13 @@ reserves as a unit.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, zip_longest
-from typing import TYPE_CHECKING
 
+from spec_core import WorkerSpec
 from spec_core.errors import ConfigError, RunError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from spec_core import WorkerSpec
 
 
 @dataclass(frozen=True, kw_only=True)

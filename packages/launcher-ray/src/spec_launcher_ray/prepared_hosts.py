@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
+from spec_core import LaunchContext
 from spec_core.errors import ConfigError, SpecError
 from spec_launcher_ray.actors import HostActor, HostNeeds, device_ids, package_versions
-from spec_launcher_ray.cluster import has_ids, on_host
+from spec_launcher_ray.cluster import Cluster, Reservation, has_ids, on_host
 from spec_launcher_ray.outcomes import UNKILLABLE_S, result
-from spec_launcher_ray.placement import in_order, neighbours
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from spec_core import LaunchContext
-    from spec_launcher_ray.cluster import Cluster, Reservation
-    from spec_launcher_ray.placement import Bundle, Host
+from spec_launcher_ray.placement import Bundle, Host, in_order, neighbours
 
 log = logging.getLogger(__name__)
 

@@ -7,19 +7,16 @@ never contain tensors.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_core import Message
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
 from spec_processes.sockets.framed_socket import FramedSocket, peer_errors
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator
-
-    from spec_core import Message
 
 BEATS_PER_TIMEOUT = 8
 """Number of heartbeats that a process sends within the time of silence after which it counts as lost."""

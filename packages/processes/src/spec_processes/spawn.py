@@ -12,14 +12,12 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import IO, TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import IO
 
 from spec_processes.collector import collect_rarely
 from spec_processes.control import ControlChannel
 from spec_processes.safe_path import SAFE_PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

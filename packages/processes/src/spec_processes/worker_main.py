@@ -8,17 +8,13 @@ from __future__ import annotations
 import os
 import pkgutil
 import sys
-from typing import TYPE_CHECKING
 
-from spec_core import RunLink
+from spec_core import Message, RunLink, WorkerMain
 from spec_core.errors import PeerLost
+from spec_processes.control import ControlChannel
 from spec_processes.reaper import Reaper
 from spec_processes.spawn import channel_to_parent
 from spec_processes.stacks import write_stacks_when_asked
-
-if TYPE_CHECKING:
-    from spec_core import Message, WorkerMain
-    from spec_processes.control import ControlChannel
 
 
 class ChannelLink(RunLink):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils import _pytree
 
-from spec_core.records import StepOutput
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from spec_core import VocabularyOps
-    from spec_core.records import DraftBatch, ShardHints
+from spec_core import VocabularyOps
+from spec_core.records import DraftBatch, ShardHints, StepOutput
 
 
 class ShardedModule:

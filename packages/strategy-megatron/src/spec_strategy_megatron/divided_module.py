@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -19,19 +18,15 @@ from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
-from torch import nn
+from torch import Tensor, nn
 
+from spec_kit.sharding import TensorParallelHints
 from spec_strategy_megatron.divided_tokens import (
     enter_from_parts,
     gather_output,
     leave_in_parts,
     split_input,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_kit.sharding import TensorParallelHints
 
 
 @dataclass(frozen=True)

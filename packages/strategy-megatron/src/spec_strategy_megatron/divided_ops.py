@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from spec_core import TargetSpec, TargetTensors
 from spec_kit.layers import TargetOps
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_core import TargetSpec, TargetTensors
 
 
 class DividedTargetOps(TargetOps):

@@ -7,16 +7,12 @@ that are compared with "torch.cuda.FloatTensor" and similar names, and ``torch.c
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
 
 _NAMED = "cuda"
 """The device type that Megatron's code names."""

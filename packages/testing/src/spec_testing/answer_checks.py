@@ -8,20 +8,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from spec_core import Proposal, Proposer
-from spec_core.records import GenerationRequest, SamplingParams
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_core import Engine
-    from spec_core.records import AcceptanceCounters, Generation
+from spec_core import Engine, Proposal, Proposer
+from spec_core.records import AcceptanceCounters, Generation, GenerationRequest, SamplingParams
 
 KOLMOGOROV_LIMIT = 1.95
 """Limit of the Kolmogorov-Smirnov test: sqrt(n) times the largest distance of the distribution functions.

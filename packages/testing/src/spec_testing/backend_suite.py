@@ -17,26 +17,21 @@ import dataclasses
 import json
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 import torch
+from torch import Tensor
 
-from spec_core import Backend, BackendConfig, Draft, Placement, plugins
+from spec_core import Backend, BackendConfig, Draft, Placement, Transport, plugins
 from spec_core.errors import ConfigError
 from spec_core.records import Availability, Capabilities, FeatureSample, FeatureSchema
 from spec_processes.sockets.rendezvous import TcpRendezvous
 from spec_testing.conformance import ConformanceSuite, run_python
 from spec_testing.kernels import compared_kernels, drawing
 from spec_testing.limits import patient
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_core import Transport
 
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 PROBE_LIMIT_S = patient(5.0)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from spec_core.records import CaptureRequest
+from spec_core import Engine, FeatureReceiver
+from spec_core.records import CaptureRequest, FeatureSample
 from spec_testing.answer_checks import token_rows
 from spec_testing.limits import patient
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_core import Engine, FeatureReceiver
-    from spec_core.records import FeatureSample
 
 _LIMIT_S = patient(120.0)
 _TOLERANCE = 1e-4

@@ -7,16 +7,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from spec_testing.limits import patient
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 SUBPROCESS_LIMIT_S = patient(60.0)
 

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
+from torch import Tensor
 
-from spec_core import StepConfig, Strategy, plugins
+from spec_core import Draft, StepConfig, Strategy, StrategyConfig, plugins
 from spec_core.errors import ConfigError, PluginError
+from spec_core.records import DraftBatch, StepOutput
 from spec_testing.draft_workbench import Workbench, build
 from spec_testing.limits import patient
-from spec_testing.processes import run_ranks
+from spec_testing.processes import Rank, run_ranks
 from spec_testing.toy_optimizers import PlainDescent
 from spec_testing.toy_target import toy_batch, toy_target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from spec_core import Draft, StrategyConfig
-    from spec_core.records import DraftBatch, StepOutput
-    from spec_testing.processes import Rank
 
 LIMIT_S = patient(240.0)
 """Longest time, in seconds, of the two ranks; most of it is spent on imports."""

@@ -17,13 +17,17 @@ Losses are compared in float32: two divisions of one batch give losses that diff
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
-from spec_core import Draft, DraftConfig, no_kernel, plugins
+from spec_core import Draft, DraftConfig, FindKernel, TargetSpec, no_kernel, plugins
 from spec_core.errors import ArtifactError
+from spec_core.records import StepOutput
 from spec_testing.conformance import ConformanceSuite, forbidden, import_without_torch, sources
 from spec_testing.divided_step import DividedStep, batches_of, divided_steps
 from spec_testing.draft_workbench import (
@@ -49,15 +53,6 @@ from spec_testing.draft_workbench import (
 from spec_testing.kernels import compared_kernels, drawing
 from spec_testing.reference import reference_kernel
 from spec_testing.toy_target import ToySample, stored_toy_target, toy_batch, toy_target
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from spec_core import FindKernel, TargetSpec
-    from spec_core.records import StepOutput
 
 WIDTH = max(LENGTHS)
 TOLERANCE = 5e-5

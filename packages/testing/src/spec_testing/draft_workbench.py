@@ -6,13 +6,18 @@ Shapes: K proposed tokens, T tokens, N captured layers, H hidden size.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
+from spec_core import Draft, FindKernel, Proposal, Proposer, TargetSpec, TargetTensors
 from spec_core.errors import TargetError
+from spec_core.records import DraftBatch, FeatureSchema, StepOutput
 from spec_kit.drafting import write_draft
+from spec_kit.layers.target_ops import TargetOps
 from spec_testing.toy_target import (
     ToySample,
     toy_batch,
@@ -22,16 +27,6 @@ from spec_testing.toy_target import (
     toy_tensors,
     toy_tokens,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from torch import Tensor, nn
-
-    from spec_core import Draft, FindKernel, Proposal, Proposer, TargetSpec, TargetTensors
-    from spec_core.records import DraftBatch, FeatureSchema, StepOutput
-    from spec_kit.layers.target_ops import TargetOps
 
 LENGTHS = (11, 1, 7, 19, 5, 2, 13)
 NUM_PROPOSALS = 3

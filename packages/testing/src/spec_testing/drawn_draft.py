@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
-from spec_core import Draft, plugins
+from spec_core import Draft, TargetSpec, plugins
 from spec_kit.drafting import write_draft
 from spec_kit.targets import read_target_tensors
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import TargetSpec
 
 _STD = 0.5
 """Standard deviation of the weights: large enough that the draft's guesses depend on them."""

@@ -15,13 +15,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
-from spec_core import EngineContext
+from spec_core import Engine, EngineContext, Placement
 from spec_core.errors import DataError
 from spec_core.records import CaptureRequest, FeatureSchema, ImageSource, PromptWithImages, SamplingParams
 from spec_kit.layers import TargetOps
@@ -29,14 +32,6 @@ from spec_kit.targets import read_target_tensors
 from spec_testing.conformance import ConformanceSuite
 from spec_testing.limits import patient
 from spec_testing.reference import reference_backend
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from spec_core import Engine, Placement
 
 _LIMIT_S = patient(120.0)
 _WINDOW_BYTES = 1 << 24

@@ -21,17 +21,20 @@ Shapes: T tokens, N layers of the target, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from spec_core import DraftReplica, EngineContext
+from spec_core import DraftReplica, Engine, EngineContext, FeatureReceiver, Placement, Transport
 from spec_core.errors import ArtifactError, DeadlineExceeded, EngineError, SpecError
-from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
+from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, Generation, SamplingParams
 from spec_kit.drafting import recognise
 from spec_testing.answer_checks import (
     FirstToken,
+    ReferenceTarget,
     assert_ends_at_end_tokens,
     assert_follows_distribution,
     assert_guess_depths,
@@ -46,14 +49,6 @@ from spec_testing.conformance import ConformanceSuite
 from spec_testing.frozen_checks import assert_frozen_products
 from spec_testing.limits import patient
 from spec_testing.reference import reference_backend
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from spec_core import Engine, FeatureReceiver, Placement, Transport
-    from spec_core.records import Generation
-    from spec_testing.answer_checks import ReferenceTarget
 
 LIMIT_S = patient(120.0)
 WINDOW_BYTES = 1 << 24

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from spec_core import Engine
 from spec_core.errors import TargetError
 from spec_kit.targets import check_same_weights
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import Engine
 
 
 def assert_frozen_products(engine: Engine, scratch: Path) -> None:

@@ -18,25 +18,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from spec_core import LaunchContext, Launcher, WorkerEnded, WorkerMessage, WorkerSpec
+from spec_core import Backend, LaunchContext, Launcher, WorkerEnded, WorkerMessage, WorkerSpec
 from spec_core.errors import DeadlineExceeded, RunError
 from spec_testing.conformance import ConformanceSuite, import_without_torch
 from spec_testing.limits import patient
 from spec_testing.prepared_backend import PreparedBackend, PreparedConfig
 from spec_testing.reference import reference_backend
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from spec_core import Backend
 
 PATIENCE_S = patient(30.0)
 """Longest wait, in seconds, for anything that a launcher must do."""

@@ -13,24 +13,19 @@ processes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
-from spec_core import OptimizerConfig, TrainedWeight, map_here
+from spec_core import Optimizer, OptimizerConfig, TrainedWeight, map_here
 from spec_core.records import Availability
 from spec_testing.conformance import ConformanceSuite, import_without_torch
 from spec_testing.limits import patient
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from torch import Tensor
-
-    from spec_core import Optimizer
 
 LIMIT_S = patient(60.0)
 _SHAPES = {"layer.weight": (6, 4), "head.weight": (9, 4), "norm.weight": (5,)}

@@ -15,11 +15,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from spec_core import ProcessGroup
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError
 from spec_processes.sockets.rendezvous import TcpRendezvous
 from spec_testing.conformance import ConformanceSuite
@@ -27,16 +31,8 @@ from spec_testing.limits import patient
 from spec_testing.processes import Fault, Outcome, Rank, run_ranks, watch_ranks
 from spec_testing.resources import settled_resources
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextlib import AbstractContextManager
-
-    from torch import Tensor
-
-    from spec_core import ProcessGroup
-
-    Build = Callable[[TcpRendezvous], ProcessGroup]
-    Guard = Callable[[], AbstractContextManager[None]]
+Build = Callable[[TcpRendezvous], ProcessGroup]
+Guard = Callable[[], AbstractContextManager[None]]
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16),

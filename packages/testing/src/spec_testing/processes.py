@@ -30,17 +30,14 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from multiprocessing.context import ForkServerProcess
+from types import FunctionType, ModuleType
+from typing import Any
 
 from spec_testing.limits import patient
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from multiprocessing.context import ForkServerProcess
-    from types import ModuleType
 
 PRELOADED = __name__, "torch", "torch.distributed.tensor", "torch._dynamo"
 """Modules that the fork server imports before it forks ranks. None of them initializes a device."""

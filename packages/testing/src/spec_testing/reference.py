@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
 
-from spec_core import Backend, plugins
-
-if TYPE_CHECKING:
-    from spec_core import Kernel
+from spec_core import Backend, Kernel, plugins
 
 
 @cache

@@ -21,20 +21,15 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from spec_core import EngineConfig
+from spec_core import Draft, EngineConfig, Serving, TargetSpec
 from spec_core.errors import ConfigError, UsageError
 from spec_core.records import Availability
 from spec_kit.drafting import recognise
 from spec_testing.conformance import ConformanceSuite
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import Draft, Serving, TargetSpec
 
 
 class ServingSuite(ConformanceSuite):

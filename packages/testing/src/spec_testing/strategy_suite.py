@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from safetensors.torch import load
 
-from spec_core import DataParallel, StepConfig, StrategyConfig
+from spec_core import Backend, DataParallel, Optimizer, StepConfig, Strategy, StrategyConfig
 from spec_kit.sharding import SafetensorsFolder
 from spec_testing.conformance import ConformanceSuite, import_without_torch, sources
 from spec_testing.reference import reference_backend
@@ -42,11 +43,6 @@ from spec_testing.toy_training import (
     reference,
     train_all,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import Backend, Optimizer, Strategy
 
 _FAR_BELOW_BFLOAT16 = torch.finfo(torch.bfloat16).eps / 64
 """Largest change of a weight near 1 in the test of S2: far below the resolution of bfloat16."""

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from spec_core import Optimizer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_core import MapWhole, TrainedWeight
+from spec_core import MapWhole, Optimizer, TrainedWeight
 
 _MOMENTUM = 0.8
 

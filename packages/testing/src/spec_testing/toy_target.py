@@ -5,22 +5,16 @@ Shapes: T tokens, N captured layers, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
+from torch import Generator, Tensor
 
 from spec_core import TargetSpec, TargetTensors
-from spec_core.records import DraftBatch, Span, Supervision
+from spec_core.records import DraftBatch, FeatureSchema, Span, Supervision
 from spec_kit.layers.target_ops import TargetOps
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from torch import Generator, Tensor
-
-    from spec_core.records import FeatureSchema
 
 VOCAB, HIDDEN = 97, 64
 PAD_FEATURE = 0.0

@@ -5,33 +5,34 @@ The reference is a float64 loop over the whole global batch on one device, with 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 import torch
 from safetensors.torch import load, save
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spec_core import Optimizer, StepConfig, Strategy, TrainedWeight, map_here
+from spec_core import (
+    Backend,
+    Optimizer,
+    StepConfig,
+    Strategy,
+    StrategyConfig,
+    TrainedWeight,
+    VocabularyOps,
+    map_here,
+)
 from spec_core.errors import ArtifactError
-from spec_core.records import FeatureSchema, ShardHints, StepOutput
+from spec_core.records import DraftBatch, FeatureSchema, ShardHints, StepOutput
 from spec_kit.sharding import SafetensorsFolder
 from spec_testing.limits import patient
-from spec_testing.processes import run_ranks
+from spec_testing.processes import Rank, run_ranks
 from spec_testing.toy_target import ToySample, toy_batch, toy_target, toy_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from spec_core import Backend, StrategyConfig, VocabularyOps
-    from spec_core.records import DraftBatch
-    from spec_testing.processes import Rank
 
 LIMIT_S = patient(90.0)
 SCHEMA = FeatureSchema(layers=(1,), hidden_size=8, dtype="float32")

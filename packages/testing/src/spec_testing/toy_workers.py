@@ -9,15 +9,12 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_core import RunLink
 from spec_core.errors import PeerLost
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from spec_core import RunLink
 
 LONG_S = 600.0
 

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from spec_core import Tracker
 from spec_core.records import Availability
 from spec_testing.conformance import ConformanceSuite, import_without_torch
 from spec_testing.limits import patient
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import Tracker
 
 CLOSE_S = patient(60.0)
 _SCALARS = {"loss": 2.0, "accuracy/0": 0.5}

@@ -6,11 +6,12 @@ import contextlib
 import threading
 import time
 from concurrent.futures import wait
-from typing import TYPE_CHECKING
 
 import pytest
 
+from spec_core import FeatureReceiver, FeatureSender
 from spec_core.errors import DeadlineExceeded, PeerLost
+from spec_testing.processes import Rank
 from spec_testing.resources import Resources, settled_resources
 from spec_testing.transport_stage import (
     FAULT,
@@ -23,10 +24,6 @@ from spec_testing.transport_stage import (
     expect_deadline,
     take,
 )
-
-if TYPE_CHECKING:
-    from spec_core import FeatureReceiver, FeatureSender
-    from spec_testing.processes import Rank
 
 SAFE = "the window is full of a sample whose ticket is done, and one waits"
 

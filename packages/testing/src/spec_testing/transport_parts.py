@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, SchemaMismatch
 from spec_core.records import FeatureSchema
+from spec_testing.processes import Rank
 from spec_testing.transport_stage import (
     GRACE_S,
     LONG_S,
@@ -25,9 +25,6 @@ from spec_testing.transport_stage import (
     same,
     take,
 )
-
-if TYPE_CHECKING:
-    from spec_testing.processes import Rank
 
 
 def connect_and_part(me: Rank, stage: Stage) -> str | None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pytest
 import torch
 
+from spec_core import FeatureReceiver, FeatureSender, Transport
 from spec_core.errors import DeadlineExceeded, RunError
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_testing.limits import patient
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from spec_core import FeatureReceiver, FeatureSender, Transport
-    from spec_testing.processes import Fault, Rank
+from spec_testing.processes import Fault, Rank
 
 SCHEMA = FeatureSchema(layers=(1, 3, 8), hidden_size=16, dtype="float32")
 UNIT = 10

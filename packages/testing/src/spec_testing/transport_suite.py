@@ -17,10 +17,12 @@ Rank 0 receives, and the other ranks send. The functions that the ranks run are 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from spec_core import Transport
 from spec_core.records import FeatureSchema
 from spec_testing import transport_endings as endings
 from spec_testing import transport_parts as parts
@@ -28,12 +30,7 @@ from spec_testing.conformance import ConformanceSuite
 from spec_testing.processes import Fault, run_ranks, watch_ranks
 from spec_testing.transport_stage import FAULT, Fail, Play, Stage
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from spec_core import Transport
-
-    Build = Callable[[], Transport]
+Build = Callable[[], Transport]
 
 
 class TransportSuite(ConformanceSuite):

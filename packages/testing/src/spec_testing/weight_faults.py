@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from spec_core import WeightReceiver, WeightTransport
+from spec_core import Manifest, WeightReceiver, WeightSender, WeightTransport
+from spec_testing.processes import Rank
 from spec_testing.weight_stage import (
     BUCKET_BYTES,
     FENCE,
     WAIT_S,
     RemoteReplica,
     StagedReceiver,
+    WeightStage,
     odd_weights,
     raw_bytes,
     replica_of_other_rank,
     serve_receiver,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from torch import Tensor
-
-    from spec_core import Manifest, WeightSender
-    from spec_testing.processes import Rank
-    from spec_testing.weight_stage import WeightStage
-
-    Weights = Iterator[tuple[str, Tensor]]
+Weights = Iterator[tuple[str, Tensor]]
 
 PUSH_S = 3.0
 """Deadline, in seconds, of a push that times out because of a fault."""

@@ -6,30 +6,24 @@ import contextlib
 import gc
 import secrets
 import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from spec_core import DraftReplica
+from spec_core import DraftReplica, ServingStatus, UpdateId, UpdateRequest, WeightTransport
+from spec_core.draft_replica import ReplicaCall
 from spec_core.errors import PeerLost
 from spec_kit.weight_sync.draft_slot import DraftLayout, DraftSlot
 from spec_kit.weight_sync.publisher import Publisher
 from spec_kit.weight_sync.receiver import UpdateReceiver
 from spec_testing.limits import patient
-from spec_testing.resources import settled_resources
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
-
-    from torch import Tensor
-
-    from spec_core import ServingStatus, UpdateId, UpdateRequest, WeightTransport
-    from spec_core.draft_replica import ReplicaCall
-    from spec_testing.processes import Rank
-    from spec_testing.resources import Resources
+from spec_testing.processes import Rank
+from spec_testing.resources import Resources, settled_resources
 
 FENCE = 10
 WAIT_S = patient(60.0)

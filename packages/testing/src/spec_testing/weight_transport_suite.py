@@ -19,17 +19,19 @@ from __future__ import annotations
 import time
 import weakref
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
-from spec_core import Manifest, WeightMedium
+from spec_core import Manifest, WeightMedium, WeightTransport
 from spec_core.errors import EngineError, RunError
 from spec_kit.weight_sync.digest import tensor_entry
 from spec_testing.conformance import ConformanceSuite
 from spec_testing.limits import patient
 from spec_testing.processes import Fault, Rank, run_ranks, watch_ranks
+from spec_testing.resources import Resources
 from spec_testing.weight_faults import PUSH_S, fault_in_publisher, fault_in_replica, publish_damaged
 from spec_testing.weight_stage import (
     BUCKET_BYTES,
@@ -44,13 +46,7 @@ from spec_testing.weight_stage import (
     serve_receiver,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from spec_core import WeightTransport
-    from spec_testing.resources import Resources
-
-    Build = Callable[[], WeightTransport]
+Build = Callable[[], WeightTransport]
 
 LONG_S, SHORT_S = patient(60.0), 1.0
 ROUNDS = 3

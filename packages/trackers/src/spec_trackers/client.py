@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from spec_core.records import Availability
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def client_installed(package: str) -> Availability:

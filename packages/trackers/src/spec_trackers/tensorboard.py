@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 from spec_core import Tracker
 from spec_core.errors import ConfigError
+from spec_core.records import Availability
 from spec_trackers.client import client_installed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from spec_core.records import Availability
 
 
 class TensorBoardTracker(Tracker):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
 
 from spec_core import Tracker
+from spec_core.records import Availability
 from spec_trackers.client import client_installed, stored_run_id
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from spec_core.records import Availability
 
 
 class WandbTracker(Tracker):

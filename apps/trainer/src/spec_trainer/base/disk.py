@@ -9,15 +9,13 @@ import re
 import secrets
 import shutil
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from spec_core.errors import ArtifactError, RunError, UsageError
 from spec_core.foreign import cause
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _REMEDIES = {
     errno.ENOSPC: "make room",

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from spec_core.errors import ConfigError
 from spec_trainer.base.disk import holds_files, not_written, write_atomically
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PAGE = b"<!doctype html>"
 _OWN_OUTPUT = frozenset(

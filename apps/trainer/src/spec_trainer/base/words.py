@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from cyclopts import Token, convert
 
 from spec_core.errors import ConfigError
 from spec_core.wording import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _SPELLINGS = {
     int: re.compile(r"[-+]?[0-9]+"),

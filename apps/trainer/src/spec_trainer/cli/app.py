@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib import metadata
-from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
@@ -48,10 +49,7 @@ from spec_trainer.cli.surroundings import (
     prepare_help,
 )
 from spec_trainer.measure.evaluation.request import EvaluationRequest
-from spec_trainer.measure.regeneration.request import RegenerationRequest  # noqa: TC001 (cyclopts evaluates annotations)
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from spec_trainer.measure.regeneration.request import RegenerationRequest
 
 app = App(
     name="spec-trainer",

@@ -6,14 +6,11 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import Any, TextIO
 
 from spec_core.wording import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from typing import TextIO
 
 _streams: list[TextIO] = []
 

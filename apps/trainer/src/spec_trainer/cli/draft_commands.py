@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter

@@ -6,16 +6,13 @@ import logging
 import os
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TextIO
 
 from spec_core import Engine
 from spec_core.errors import RunError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import TextIO
 
 log = logging.getLogger(__name__)
 

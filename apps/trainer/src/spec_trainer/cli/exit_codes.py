@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from cyclopts.exceptions import CycloptsError
 
@@ -16,9 +16,6 @@ from spec_core.plugin_faults import raised_in
 from spec_core.wording import one_line
 from spec_trainer.base.stop_request import Interrupted
 from spec_trainer.cli.last_resort import unforeseen_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _ERRORS_OF_NAMES = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR}
 """errno values of a path from the user that is invalid or not accessible; they count as bad usage."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import tempfile
 import traceback
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spec_core.errors import RunError, SpecError
 from spec_core.foreign import cause
 from spec_core.plugin_faults import raised_in
 from spec_trainer.base.disk import cache_folder
 from spec_trainer.base.stop_request import Interrupted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _FORESEEN = (SpecError, OSError, Interrupted, KeyboardInterrupt, SystemExit)
 

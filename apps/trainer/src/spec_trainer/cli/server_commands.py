@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -15,7 +15,7 @@ from spec_trainer.cli.exit_codes import failed
 from spec_trainer.cli.last_resort import unforeseen_errors
 from spec_trainer.cli.log_flags import Json, LogFlags
 from spec_trainer.cli.run_flags import RunFlags
-from spec_trainer.push.request import PushRequest  # noqa: TC001
+from spec_trainer.push.request import PushRequest
 
 _NO_FLAGS = RunFlags()
 _LOGS = LogFlags()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import Field
 
@@ -13,9 +14,6 @@ from spec_trainer.configuration import read_configuration
 from spec_trainer.configuration.chat import PromptConfig
 from spec_trainer.configuration.plugin_names import named_plugin
 from spec_trainer.configuration.run import TimeoutsConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 B = TypeVar("B", bound=BackendConfig)
 E = TypeVar("E", bound=EngineConfig)

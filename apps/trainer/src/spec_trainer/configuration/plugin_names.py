@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from spec_core import plugins
 from spec_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DEFAULT_PLUGINS: Mapping[str, str] = {
     "backend": "cpu",

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from pydantic import Field, create_model
 
 from spec_core import Config, WeightTransport, WeightTransportConfig, plugins
 from spec_core.validation import validate
 from spec_trainer.configuration import read_configuration
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 TransportOptions = dict[str, dict[str, Any]]
 """Name of a weight transport -> its options as the user wrote them, without defaults."""

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import yaml
 
-from spec_core import foreign_errors
+from spec_core import Config, foreign_errors
 from spec_core.errors import ConfigError
 from spec_core.foreign import read_bytes
 from spec_core.wording import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-    from pathlib import Path
-
-    from spec_core import Config
 
 _FILE_BYTES = 1 << 20
 _WORD_CHARACTERS = 1 << 16

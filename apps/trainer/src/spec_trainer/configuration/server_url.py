@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable
+from typing import Annotated
 
 from pydantic import AfterValidator
 
 from spec_core.errors import ConfigError
 from spec_core.wording import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _PORTS = {"http": 80, "https": 443}
 _OF_THIS_HOST = {"localhost": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from spec_core.errors import DataError
+from spec_core.records import ImageSource
 from spec_core.wording import counted
+from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.report import DataReport
 from spec_trainer.data.row_encoder import EncodedRow, RowEncoder, encode_rows
-from spec_trainer.data.row_images import NO_IMAGES
+from spec_trainer.data.row_images import NO_IMAGES, ImageRules
+from spec_trainer.data.rows import Chat
 from spec_trainer.data.sources import check_answers, read_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from spec_core.records import ImageSource
-    from spec_trainer.configuration.data import DataConfig
-    from spec_trainer.data.row_images import ImageRules
-    from spec_trainer.data.rows import Chat
-    from spec_trainer.data.tokens import Encoded, Encoder
+from spec_trainer.data.tokens import Encoded, Encoder
 
 DIVIDED = "conversations that are several samples, because the chat template rewrites earlier turns"
 _DEFAULT_EVAL_SAMPLES = 64

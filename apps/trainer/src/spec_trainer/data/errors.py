@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from spec_core import foreign_errors
 from spec_core.errors import DataError, RunError
 from spec_core.foreign import cause
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _OF_A_NAME = (
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG,

@@ -8,16 +8,11 @@ they were generated. So one turn of each kind is searched by itself.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from spec_trainer.data.layout import PLACEHOLDER
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from spec_trainer.data.layout import Message, Render
+from spec_trainer.data.layout import PLACEHOLDER, Message, Render
 
 _NUMBERED = re.compile(rf"{PLACEHOLDER}(\d+)Q")
 

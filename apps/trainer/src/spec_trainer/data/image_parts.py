@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from spec_core.records import MOST_IMAGES
 from spec_core.wording import counted, shown
 from spec_trainer.data.errors import BadRow
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROW_KEYS = ("image", "image_path", "images")
 """Fields of a row that hold one image or a list of them."""

@@ -6,12 +6,13 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pydantic
@@ -20,18 +21,13 @@ from spec_core import foreign_errors
 from spec_core.errors import DataError
 from spec_core.foreign import cause, check_regular, read_bytes
 from spec_trainer.base.disk import new_folder, remove
+from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data.dataset import Dataset, load_dataset
 from spec_trainer.data.report import DataReport
-from spec_trainer.data.row_images import NO_IMAGES
+from spec_trainer.data.row_images import NO_IMAGES, ImageRules
 from spec_trainer.data.sources import check_answers, source_files
 from spec_trainer.data.store import DATASET_FILES, load_arrays, open_dataset, save_arrays, write_dataset
 from spec_trainer.data.tokens import tokenizer_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from spec_trainer.configuration.data import DataConfig
-    from spec_trainer.data.row_images import ImageRules
 
 log = logging.getLogger(__name__)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from spec_trainer.data.end_of_turn import EndTokens
 
-    from spec_trainer.data.end_of_turn import EndTokens
-
-    Message = dict[str, Any]
-    Render = Callable[[Sequence[Message], bool], str | None]
-    """(messages, with generation prompt) -> text, or None if the template rejects the messages."""
+Message = dict[str, Any]
+Render = Callable[[Sequence[Message], bool], str | None]
+"""(messages, with generation prompt) -> text, or None if the template rejects the messages."""
 
 # Plain ASCII letters: no template trims or escapes them, no text contains them by accident.
 PLACEHOLDER = "QPLACEHOLDERQXJZKVWQ"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from spec_core.errors import DataError
 from spec_trainer.configuration.chat import PromptConfig
+from spec_trainer.data.dataset import Dataset
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.row_images import NO_PROMPT_IMAGES, ImageRules
 from spec_trainer.data.rows import parse_row
 from spec_trainer.data.sources import check_answers, read_rows
 from spec_trainer.data.tokens import Encoder, last_run
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from spec_trainer.data.dataset import Dataset
 
 
 def load_prompts(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from spec_core import Message
 from spec_core.foreign import cause
 from spec_core.wording import shortened
 from spec_processes import channel_to_parent
 from spec_trainer.data.kernel_limits import address_space
 from spec_trainer.data.rendering_limits import OutOfTime, rendering_limits
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from spec_core import Message
 
 _PROBLEM = 500
 """Largest number of characters of the description of a problem, which a template may write."""

@@ -14,17 +14,14 @@ import selectors
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_core.errors import DataError, PeerLost, RunError
 from spec_processes import end_group, ending, spawn
 from spec_trainer.data.errors import BadRow
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 SECONDS = 3.0
 """Seconds of CPU time for one rendering; a long conversation takes some milliseconds."""

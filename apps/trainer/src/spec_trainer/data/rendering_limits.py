@@ -9,13 +9,10 @@ import math
 import resource
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from spec_trainer.data.kernel_limits import lowered_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _GRACE_S = 1.0
 """CPU seconds beyond the limit after which the kernel kills a process that did not end by itself."""

@@ -7,29 +7,24 @@ import os
 import signal
 import time
 from collections import deque
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from spec_core.errors import DataError, RunError
 from spec_processes import collect_rarely, die_with_parent
+from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.row_files import DataRow
 from spec_trainer.data.row_images import NO_IMAGES, ImageRules
-from spec_trainer.data.rows import Chat, Text, parse_row
+from spec_trainer.data.rows import Chat, Text, Tokens, parse_row
 from spec_trainer.data.tokens import Encoded, Encoder
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
-    from pathlib import Path
-
-    from spec_trainer.configuration.data import DataConfig
-    from spec_trainer.data.row_files import DataRow
-    from spec_trainer.data.rows import Tokens
 
 ALONE_S = 5.0
 """CPU seconds spent on rows before other processes are started; starting a process takes about as long."""

@@ -9,20 +9,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
+from spec_core import TargetSpec
 from spec_core.errors import DataError
 from spec_core.records import ImageSource
 from spec_core.wording import printable, shortened, shown
 from spec_kit.targets import TargetImages, decoded_image, media_type
 from spec_trainer.data.errors import BadRow, check_machine
 from spec_trainer.data.image_parts import TEXT_ONLY, TEXT_PROMPTS, reference_name
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import TargetSpec
 
 _BAD = "bad image"
 _PROBLEM = 500

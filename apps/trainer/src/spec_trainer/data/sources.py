@@ -5,22 +5,18 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_core import foreign_errors
 from spec_core.errors import DataError
 from spec_core.foreign import check_regular
 from spec_core.wording import shown
 from spec_trainer.base.hub import hub_problem, is_hub_name
-from spec_trainer.configuration.chat import chat_of_answers, meta_of_answers
+from spec_trainer.configuration.chat import ChatConfig, chat_of_answers, meta_of_answers
 from spec_trainer.data.row_files import READABLE, ROWS, DataRow, rows_of_file, without_nulls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from contextlib import AbstractContextManager
-
-    from spec_trainer.configuration.chat import ChatConfig
 
 _DESCRIPTIONS = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
 """Metadata files of the hub and of ``datasets``, which hold no rows."""

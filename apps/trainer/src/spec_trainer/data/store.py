@@ -7,9 +7,9 @@ import itertools
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from spec_core.records import ImageSource
 from spec_trainer.base.disk import not_written
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 DATASET = ".dataset-"
 """Prefix of the names of the folders that ``saved_dataset`` writes."""

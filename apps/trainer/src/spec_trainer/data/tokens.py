@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from spec_core import foreign_errors
 from spec_core.errors import DataError
 from spec_core.foreign import check_regular
-from spec_core.records import PromptWithImages
+from spec_core.records import ImageSource, PromptWithImages
 from spec_core.wording import counted, shown
 from spec_trainer.base.panics import without_panic_lines
 from spec_trainer.configuration.chat import ChatConfig
-from spec_trainer.data.chat import ChatRenderer
+from spec_trainer.data.chat import ChatRenderer, Rendering
 from spec_trainer.data.errors import BadRow, row_errors
 from spec_trainer.data.image_parts import count_images
 from spec_trainer.data.row_images import NO_IMAGES, ImageRules, RowImages
 from spec_trainer.data.rows import Chat, Text, Tokens
 from spec_trainer.data.spelling import spelling_problem
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from spec_core.records import ImageSource
-    from spec_trainer.data.chat import Rendering
 
 logger = logging.getLogger(__name__)
 

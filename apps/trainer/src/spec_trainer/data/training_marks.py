@@ -6,13 +6,11 @@ They are fields of messages: ``weight`` (OpenAI), ``train`` (Axolotl), ``trainab
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from spec_core.wording import counted, shown
 from spec_trainer.data.errors import BadRow
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MARKS = ("weight", "train", "trainable", "loss")
 """Fields of a message that say whether it is trained; chat templates do not get them."""

@@ -16,17 +16,13 @@ differ in a placeholder, and is appended to what the server saw.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_trainer.data.end_of_turn import EndTokens
 from spec_trainer.data.frames import Known, frames_of
-from spec_trainer.data.layout import PLACEHOLDER, shared
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from spec_trainer.data.end_of_turn import EndTokens
-    from spec_trainer.data.layout import Layout, Message, Render
+from spec_trainer.data.layout import PLACEHOLDER, Layout, Message, Render, shared
 
 PROMPT_ROLES = ("system", "developer")
 """Roles of messages that ask nothing."""

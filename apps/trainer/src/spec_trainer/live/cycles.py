@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.data.batching import epoch_order
+from spec_trainer.data.dataset import Dataset
 from spec_trainer.report.page import write_report
 from spec_trainer.run.draft_trainer import export_draft
 from spec_trainer.run.model_card import write_run_card
+from spec_trainer.run.spec import RunSpec
 from spec_trainer.run.timer import Timer
 from spec_trainer.training.checkpoint.store import read_weights
 from spec_trainer.training.wiring import new_module
 from spec_trainer.workers.decoded_folder import HELD_OUT, DecodedFolder, cycle_dataset
-from spec_trainer.workers.passes import pass_seed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_trainer.data.dataset import Dataset
-    from spec_trainer.run.spec import RunSpec
-    from spec_trainer.workers.passes import Pass
-    from spec_trainer.workers.run_driver import RunDriver
+from spec_trainer.workers.passes import Pass, pass_seed
+from spec_trainer.workers.run_driver import RunDriver
 
 log = logging.getLogger(__name__)
 

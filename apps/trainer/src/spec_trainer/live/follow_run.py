@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_core import TargetSpec
 from spec_core.errors import RunError, TargetError
 from spec_kit.targets.target_reader import read_target
-from spec_trainer.base.stop_request import Interrupted
+from spec_trainer.base.stop_request import Interrupted, StopRequest
 from spec_trainer.data.batching import EpochBatches
 from spec_trainer.live.figures import Progress, run_metrics
 from spec_trainer.live.judge import VerdictInterval, has_enough_held_out, judge_drafts
 from spec_trainer.live.latency_budget import LatencyBudget
+from spec_trainer.live.metrics_page import MetricsPage
+from spec_trainer.live.own_server import OwnServer
 from spec_trainer.live.reservoir import Reservoir
+from spec_trainer.live.retention import RetainedRequests
 from spec_trainer.live.served_drafts import ServedDrafts
 from spec_trainer.live.traffic import Traffic
 from spec_trainer.live.verdicts import note_verdict
@@ -27,19 +33,8 @@ from spec_trainer.report.page import write_report
 from spec_trainer.run.metrics import read_metrics
 from spec_trainer.run.model_card import write_run_card
 from spec_trainer.run.records import length_of_served
-from spec_trainer.workers.run_driver import RankTask
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from spec_core import TargetSpec
-    from spec_trainer.base.stop_request import StopRequest
-    from spec_trainer.live.metrics_page import MetricsPage
-    from spec_trainer.live.own_server import OwnServer
-    from spec_trainer.live.retention import RetainedRequests
-    from spec_trainer.run.spec import RunSpec
-    from spec_trainer.workers.run_driver import RunDriver
+from spec_trainer.run.spec import RunSpec
+from spec_trainer.workers.run_driver import RankTask, RunDriver
 
 log = logging.getLogger(__name__)
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from spec_core.errors import EngineError, PluginError
+from spec_core.records import ServerCounters
 from spec_processes.sockets import HttpClient
 from spec_trainer.measure.server.metrics_reader import read_counters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from spec_core.records import ServerCounters
-    from spec_trainer.workers.run_driver import Sleep
+from spec_trainer.workers.run_driver import Sleep
 
 log = logging.getLogger(__name__)
 

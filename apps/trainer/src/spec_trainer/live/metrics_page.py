@@ -9,19 +9,16 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from spec_core.errors import ConfigError, ProtocolError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
 from spec_processes.sockets.addresses import bind, parse_address
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _MOST_CONNECTIONS = 16
 _SILENCE_S = 10.0

@@ -6,7 +6,9 @@ import logging
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from spec_core.errors import RunError, UsageError
 from spec_core.foreign import cause
@@ -16,14 +18,9 @@ from spec_trainer.live.verdicts import ServedVersion, first_target, last_served
 from spec_trainer.push.publish import publish_draft
 from spec_trainer.push.request import PushRequest
 from spec_trainer.run.draft_trainer import export_draft
+from spec_trainer.run.spec import RunSpec
 from spec_trainer.training.checkpoint.store import read_weights
 from spec_trainer.workers.decoded_folder import DecodedFolder
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from spec_trainer.base.stop_request import Interrupted
 from spec_trainer.run.metrics import StepLines
+from spec_trainer.run.spec import RunSpec
 from spec_trainer.workers.decoded_folder import DecodedFolder
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_trainer.run.spec import RunSpec
-    from spec_trainer.workers.passes import Pass
-    from spec_trainer.workers.run_driver import RunDriver
+from spec_trainer.workers.passes import Pass
+from spec_trainer.workers.run_driver import RunDriver
 
 log = logging.getLogger(__name__)
 

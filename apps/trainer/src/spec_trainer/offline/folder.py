@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from spec_core.errors import ArtifactError
 from spec_trainer.base.disk import check_own, check_writable, locked_folder
-from spec_trainer.offline.index import INDEX_FILE, FeatureIndex, read_index, write_index
+from spec_trainer.offline.index import INDEX_FILE, FeatureIdentity, FeatureIndex, read_index, write_index
 from spec_trainer.offline.shard import SCRATCH, read_entry
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from spec_trainer.offline.index import FeatureIdentity
 
 
 @dataclass(frozen=True)

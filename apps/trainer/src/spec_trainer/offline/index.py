@@ -17,7 +17,7 @@ import pydantic
 from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
 from spec_core.foreign import read_bytes
-from spec_core.records import FeatureSchema  # noqa: TC001 (pydantic evaluates annotations)
+from spec_core.records import FeatureSchema
 from spec_core.wording import counted
 from spec_trainer.base.disk import write_atomically
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from spec_core.errors import ArtifactError, RunError, SpecError
-from spec_trainer.offline.index import read_index
+from spec_trainer.offline.index import FeatureIndex, ShardEntry, read_index
 from spec_trainer.offline.shard import Shard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from spec_trainer.offline.index import FeatureIndex, ShardEntry
 
 
 def verify_features(root: Path) -> dict[str, Any]:

@@ -7,17 +7,13 @@ against the data, the devices or a server is where those are read.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_core import Config, Engine
 from spec_core.errors import ConfigError
-from spec_trainer.configuration.run import DecodeConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from spec_core import Config, Engine
-    from spec_trainer.configuration.run import AnyRunConfig
+from spec_trainer.configuration.run import AnyRunConfig, DecodeConfig
 
 _VALUE = re.compile(r"([a-z0-9_.]+)=\*")
 

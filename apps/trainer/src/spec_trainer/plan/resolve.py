@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_core import Backend, Engine, TargetSpec
 from spec_core.errors import ConfigError
 from spec_core.validation import validate
 from spec_core.wording import counted
@@ -18,6 +20,7 @@ from spec_trainer.configuration.plugin_names import named_plugin, with_plugin_na
 from spec_trainer.configuration.push_options import absolute, anchor_options, transport_configs
 from spec_trainer.configuration.run import SECTIONS, AnyRunConfig, run_config_type
 from spec_trainer.configuration.track import track_config_type
+from spec_trainer.data.dataset import Dataset
 from spec_trainer.offline.store import open_features
 from spec_trainer.plan import combinations
 from spec_trainer.plan.activations import with_passes_that_fit
@@ -28,12 +31,6 @@ from spec_trainer.run.directory import RunDirectory
 from spec_trainer.run.dispatch import check_sizes, sample_bytes
 from spec_trainer.run.spec import RunParts, RunSpec
 from spec_trainer.run.trackers import check_trackers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from spec_core import Backend, Engine, TargetSpec
-    from spec_trainer.data.dataset import Dataset
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,9 @@ A thread of a ThreadPoolExecutor is no daemon: the interpreter waits for it befo
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import TypeVar
 
 R = TypeVar("R")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from spec_core.errors import ConfigError
-from spec_trainer.configuration.push_options import TransportOptions  # noqa: TC001
+from spec_trainer.configuration.push_options import TransportOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_core.errors import ArtifactError, RunError
 from spec_core.foreign import read_bytes
 from spec_core.wording import printable, shortened
 from spec_trainer.base.disk import check_own, check_writable, locked_folder, remove, write_atomically
 from spec_trainer.configuration import dump_yaml
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from spec_trainer.configuration.run import AnyRunConfig
+from spec_trainer.configuration.run import AnyRunConfig
 
 _TRAIN_IDENTITY = (
     "lr", "schedule", "warmup_steps", "decay_share", "min_lr_ratio", "clip", "dtype", "fp8",

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from spec_core import Engine
+from spec_core import Draft, Engine, TargetSpec
 from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError, SpecError
 from spec_core.foreign import cause
 from spec_core.plugins import find, load_each
 from spec_core.wording import counted
 from spec_kit.drafting.draft_folder import recognise
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
-
-    from spec_core import Draft, TargetSpec
-
 
 log = logging.getLogger(__name__)
 

@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
+from spec_core import Draft, TargetSpec
 from spec_core.errors import ArtifactError
 from spec_core.foreign import read_bytes
 from spec_trainer.base.disk import check_own, write_atomically
 from spec_trainer.base.hub import hub_name
+from spec_trainer.configuration.run import AnyRunConfig
 from spec_trainer.run.records import CardFigures, read_figures
 from spec_trainer.run.serving import serving_commands
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from spec_core import Draft, TargetSpec
-    from spec_trainer.configuration.run import AnyRunConfig
 
 CARD = "README.md"
 _CARD_BYTES = 1 << 22

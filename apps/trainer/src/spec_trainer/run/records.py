@@ -6,7 +6,9 @@ A value without a declared field must be a number, a string, a list of numbers, 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import pydantic
 from pydantic import Field
@@ -15,10 +17,6 @@ from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
 from spec_core.foreign import check_regular, read_bytes
 from spec_kit.live_traffic import Label
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 _LINE_BYTES = 1 << 20
 """Largest number of bytes of one row; a step's row has a few hundred."""

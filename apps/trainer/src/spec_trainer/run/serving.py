@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
-from spec_core import Engine, foreign_errors
+from spec_core import Draft, Engine, Serving, TargetSpec, foreign_errors
 from spec_core.errors import ConfigError, PluginError, SpecError
 from spec_core.plugins import availability, find, load, load_each
 from spec_core.records import Availability
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from spec_core import Draft, Serving, TargetSpec
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -8,22 +8,28 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spec_core import LaunchContext
+from spec_core import (
+    Backend,
+    Draft,
+    DraftCost,
+    Engine,
+    LaunchContext,
+    Launcher,
+    Optimizer,
+    Strategy,
+    TargetSpec,
+)
 from spec_core.errors import ConfigError
+from spec_core.records import FeatureSchema
+from spec_trainer.configuration.run import AnyRunConfig
+from spec_trainer.data.dataset import Dataset
 from spec_trainer.data.prompts import serving_prompts
 from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.run.directory import RunDirectory, run_identity
 from spec_trainer.run.dispatch import sample_bytes
-from spec_trainer.run.members import members, most_on_a_device, on_hosts, with_fewer_ranks
-
-if TYPE_CHECKING:
-    from spec_core import Backend, Draft, DraftCost, Engine, Launcher, Optimizer, Strategy, TargetSpec
-    from spec_core.records import FeatureSchema
-    from spec_trainer.configuration.run import AnyRunConfig
-    from spec_trainer.data.dataset import Dataset
-    from spec_trainer.run.members import Member
+from spec_trainer.run.members import Member, members, most_on_a_device, on_hosts, with_fewer_ranks
 
 _NEVER = 1 << 40
 """Number of steps of a run that follows live requests: never reached, because the run goes on until

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_core import Tracker, plugins
 from spec_core.errors import ConfigError
 from spec_core.foreign import cause
 from spec_core.wording import shortened, shown
-from spec_trainer.configuration.track import is_asked_for
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from spec_trainer.configuration.track import TrackConfig
-    from spec_trainer.run.directory import RunDirectory
+from spec_trainer.configuration.track import TrackConfig, is_asked_for
+from spec_trainer.run.directory import RunDirectory
 
 log = logging.getLogger(__name__)
 

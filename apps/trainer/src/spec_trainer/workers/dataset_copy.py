@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import base64
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError, RunError
+from spec_trainer.data.dataset import Dataset
 from spec_trainer.data.store import DATASET_FILES, open_dataset
-from spec_trainer.workers.protocol import DatasetPart, DatasetWanted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from spec_trainer.data.dataset import Dataset
-    from spec_trainer.workers.protocol import WorkerOrder
+from spec_trainer.workers.protocol import DatasetPart, DatasetWanted, WorkerOrder
 
 _PART_BYTES = 1 << 20
 

@@ -8,7 +8,9 @@ A cycle's answers are written last: once they exist, the cycle is not decoded ag
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -16,18 +18,13 @@ from pydantic import Field, model_validator
 from spec_core import Config, foreign_errors
 from spec_core.errors import ArtifactError
 from spec_core.foreign import read_bytes
+from spec_core.records import Generation
 from spec_trainer.base.disk import remove, write_atomically
+from spec_trainer.configuration.run import AnyRunConfig
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
 from spec_trainer.run.directory import RunDirectory
 from spec_trainer.run.records import CycleFigures, read_figures
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from spec_core.records import Generation
-    from spec_trainer.configuration.run import AnyRunConfig
 
 HELD_OUT = "held_out"
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spec_trainer.plan.resolve import resolve_parts
 from spec_trainer.training.wiring import create_engine
 from spec_trainer.workers.dataset_copy import check_sees_run_directory
 from spec_trainer.workers.decoder import EngineDecoder, Portion
 from spec_trainer.workers.health_watch import HealthWatch
-from spec_trainer.workers.protocol import Generate, Generated, Ready, Serve, Served
-
-if TYPE_CHECKING:
-    from contextlib import ExitStack
-
-    from spec_trainer.workers.passes import Pass
-    from spec_trainer.workers.protocol import WorkerOrder
-    from spec_trainer.workers.worker_main import ControllerLink
+from spec_trainer.workers.passes import Pass
+from spec_trainer.workers.protocol import Generate, Generated, Ready, Serve, Served, WorkerOrder
+from spec_trainer.workers.worker_main import ControllerLink
 
 
 def run_decoder(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:

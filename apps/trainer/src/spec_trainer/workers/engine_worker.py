@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from contextlib import ExitStack
 
 from spec_trainer.plan.resolve import resolve_parts
 from spec_trainer.run.dispatch import SampleReference, capture_from
@@ -12,15 +13,9 @@ from spec_trainer.training.wiring import create_engine, start_engine
 from spec_trainer.workers.dataset_copy import check_sees_run_directory, run_dataset
 from spec_trainer.workers.decoded_folder import cycle_dataset
 from spec_trainer.workers.health_watch import HealthWatch
-from spec_trainer.workers.protocol import Capture, Captured, Perform, Ready, TrainCycle
+from spec_trainer.workers.protocol import Capture, Captured, Perform, Ready, TrainCycle, WorkerOrder
 from spec_trainer.workers.task_messages import task_dataset
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-    from contextlib import ExitStack
-
-    from spec_trainer.workers.protocol import WorkerOrder
-    from spec_trainer.workers.worker_main import ControllerLink
+from spec_trainer.workers.worker_main import ControllerLink
 
 log = logging.getLogger(__name__)
 

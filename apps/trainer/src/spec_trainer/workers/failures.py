@@ -5,14 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from spec_core import WorkerEnded, WorkerMessage
+from spec_core import Launcher, WorkerEnded, WorkerMessage
 from spec_core.errors import HostLost, PeerLost, RunError, SpecError, UsageError
 from spec_trainer.workers.protocol import Failed, from_json
-
-if TYPE_CHECKING:
-    from spec_core import Launcher
 
 _ROOT_CAUSE_S = {1: 2.0, 2: 3.0}
 """``Failure.distance`` -> seconds to wait for the failure's cause. A worker may report a lost connection before the

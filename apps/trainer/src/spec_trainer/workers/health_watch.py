@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from spec_core import Engine
 from spec_core.errors import SpecError
-
-if TYPE_CHECKING:
-    from spec_core import Engine
-    from spec_trainer.workers.worker_main import ControllerLink
+from spec_trainer.workers.worker_main import ControllerLink
 
 _CHECKS_PER_TIMEOUT = 8
 _LEAVING_S = 1.0

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from spec_core.records import AcceptanceCounters
+from spec_core import Engine
+from spec_core.records import AcceptanceCounters, Generation, SamplingParams
 from spec_trainer.base.waiting import Waiting
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from spec_core import Engine
-    from spec_core.records import Generation, SamplingParams
 
 _WARM_UP_ROUNDS = 2
 """Rounds that are decoded before the timing starts, because the first use compiles kernels."""

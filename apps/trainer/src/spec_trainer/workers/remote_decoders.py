@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from spec_core.records import AcceptanceCounters, Generation
+from spec_trainer.base.stop_request import StopRequest
 from spec_trainer.workers.decoder import interrupted_decoding, portions
 from spec_trainer.workers.passes import Pass
 from spec_trainer.workers.protocol import Generate, Generated, Serve
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from spec_trainer.base.stop_request import StopRequest
-    from spec_trainer.workers.workers import Workers
+from spec_trainer.workers.workers import Workers
 
 
 class RemoteDecoders:

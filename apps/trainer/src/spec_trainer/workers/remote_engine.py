@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from spec_core.errors import DeadlineExceeded
-from spec_trainer.workers.protocol import Capture
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from spec_trainer.run.dispatch import SampleReference
-    from spec_trainer.workers.protocol import ControlMessage
-    from spec_trainer.workers.workers import Workers
+from spec_trainer.run.dispatch import SampleReference
+from spec_trainer.workers.protocol import Capture, ControlMessage
+from spec_trainer.workers.workers import Workers
 
 
 class RemoteEngine:

@@ -8,16 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Sequence
+from pathlib import Path
 
 from spec_core.errors import HostLost, RunError, UsageError
 from spec_trainer.run.metrics import StepLines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
-    from pathlib import Path
-
-    from spec_trainer.workers.failures import Failure
+from spec_trainer.workers.failures import Failure
 
 log = logging.getLogger(__name__)
 

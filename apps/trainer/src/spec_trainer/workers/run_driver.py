@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import pkgutil
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
     import torch
 
     from spec_trainer.run.spec import RunSpec
     from spec_trainer.training.wiring import Consume, RankLinks
     from spec_trainer.workers.passes import Pass
 
-    MeasureDraft = Callable[[int, Path], dict[str, Any]]
-    """Measures a draft, given its number of steps and its folder; returns fields for a step's record."""
-    Sleep = Callable[[float], object]
-    """Waits for a number of seconds."""
-    Pause = Callable[[Callable[[], bool], Sleep], object]
-    """Called after a step; waits until the next step may begin, or until the first argument returns True. It must
-    wait only by calling the second argument."""
+MeasureDraft = Callable[[int, Path], dict[str, Any]]
+"""Measures a draft, given its number of steps and its folder; returns fields for a step's record."""
+Sleep = Callable[[float], object]
+"""Waits for a number of seconds."""
+Pause = Callable[[Callable[[], bool], Sleep], object]
+"""Called after a step; waits until the next step may begin, or until the first argument returns True. It must
+wait only by calling the second argument."""
 
 
 @dataclass(frozen=True, kw_only=True)

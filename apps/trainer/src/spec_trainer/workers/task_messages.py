@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
+from spec_trainer.run.spec import RunSpec
 from spec_trainer.workers.protocol import Perform
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from spec_trainer.run.spec import RunSpec
-    from spec_trainer.workers.run_driver import RankTask
+from spec_trainer.workers.run_driver import RankTask
 
 
 def task_message(task: RankTask, part: RunSpec, notes: Mapping[str, Any]) -> Perform:

@@ -7,19 +7,22 @@ import gc
 import os
 import queue
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from spec_core.errors import DeadlineExceeded
 from spec_processes.sockets.addresses import format_address
 from spec_processes.sockets.rendezvous import TcpRendezvous
 from spec_trainer.base.stop_request import Interrupted
 from spec_trainer.plan.resolve import resolve_parts
+from spec_trainer.run.spec import RunSpec
 from spec_trainer.run.timer import Timer
-from spec_trainer.training.wiring import RankLinks, rank_features, train_rank
+from spec_trainer.training.wiring import Consume, RankLinks, rank_features, train_rank
 from spec_trainer.workers.dataset_copy import check_sees_run_directory, run_dataset, sees_run_directory
 from spec_trainer.workers.decoded_folder import cycle_dataset
 from spec_trainer.workers.protocol import (
@@ -40,18 +43,11 @@ from spec_trainer.workers.protocol import (
     Stop,
     TrainCycle,
     Trained,
+    WorkerOrder,
 )
 from spec_trainer.workers.run_driver import RankTask
 from spec_trainer.workers.task_messages import task_part
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from contextlib import ExitStack
-
-    from spec_trainer.run.spec import RunSpec
-    from spec_trainer.training.wiring import Consume
-    from spec_trainer.workers.protocol import WorkerOrder
-    from spec_trainer.workers.worker_main import ControllerLink
+from spec_trainer.workers.worker_main import ControllerLink
 
 M = TypeVar("M", bound=ControlMessage)
 

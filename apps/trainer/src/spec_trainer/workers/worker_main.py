@@ -10,10 +10,11 @@ import pkgutil
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spec_core import LOOPBACK
+from spec_core import LOOPBACK, RunLink
 from spec_core.errors import PeerLost, UsageError, first_line
 from spec_core.plugin_faults import raised_in
 from spec_trainer.workers.protocol import (
@@ -25,12 +26,7 @@ from spec_trainer.workers.protocol import (
     from_json,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from spec_core import RunLink
-
-    WorkerProgram = Callable[["ExitStack", "ControllerLink", WorkerOrder], None]
+WorkerProgram = Callable[["ExitStack", "ControllerLink", WorkerOrder], None]
 
 
 class ControllerLink:

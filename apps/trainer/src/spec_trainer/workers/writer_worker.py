@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
 
 import torch
 
@@ -11,13 +11,9 @@ from spec_trainer.plan.resolve import resolve_parts
 from spec_trainer.training.wiring import rank_features
 from spec_trainer.workers.capture_run import plan_capture, write_shards
 from spec_trainer.workers.dataset_copy import check_sees_run_directory
+from spec_trainer.workers.protocol import WorkerOrder
 from spec_trainer.workers.trainer_worker import RankLink
-
-if TYPE_CHECKING:
-    from contextlib import ExitStack
-
-    from spec_trainer.workers.protocol import WorkerOrder
-    from spec_trainer.workers.worker_main import ControllerLink
+from spec_trainer.workers.worker_main import ControllerLink
 
 
 def run_writer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:

@@ -10,16 +10,14 @@ and one of SPLITS shares of the blocks that attend to these tokens.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import triton
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spec_backend_cuda.kernels.block_kernels import blocks_forward, context_backward, own_backward
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_ROWS = 128
 """Maximum number of rows of a tile of queries. More rows do not fit into the registers together with their

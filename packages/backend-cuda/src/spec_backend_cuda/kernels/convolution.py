@@ -8,15 +8,13 @@ and writes the states once. The backward pass computes the three gradients in on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ROWS = 32
 CHANNELS = 128

@@ -7,14 +7,10 @@ A Triton program handles one row, BLOCK columns at a time. A second read of the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 LONGEST_BLOCK = 8192
 WARPS = 8

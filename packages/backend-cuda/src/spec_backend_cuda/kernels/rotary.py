@@ -8,15 +8,13 @@ of a row's first half and channel i of its second half are a pair.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ROWS = 32
 """Number of rows per program. Rows of 128 channels then have 4,096 channels, which keep four warps busy."""

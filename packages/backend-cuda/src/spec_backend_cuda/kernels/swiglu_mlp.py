@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BLOCK = 4096
 """Number of elements per program: 16 for each thread of eight warps."""

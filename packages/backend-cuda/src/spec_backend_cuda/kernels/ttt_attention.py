@@ -8,16 +8,12 @@ and one key-value head; its tiles are [query head of the group, token, channel].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Attended = tuple[Tensor, Tensor]
+Attended = tuple[Tensor, Tensor]
 
 TOKENS = 2
 WARPS = 1

@@ -8,16 +8,12 @@ Arithmetic is float32.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Distribution = tuple[Tensor, Tensor]
+Distribution = tuple[Tensor, Tensor]
 
 BLOCK = 4096
 WARPS = 8

@@ -8,26 +8,19 @@ Shapes: A blocks, B slots, T tokens of the batch, N captured layers, H width.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from spec_core import to_device_async
-from spec_kit.block_drafting.attention import BlockLayout
+from spec_core import VocabularyOps, to_device_async
+from spec_core.records import DraftBatch
+from spec_kit.block_drafting.attention import BlockLayout, KeysValues
+from spec_kit.block_drafting.block_shape import BlockConfig, BlockShape
+from spec_kit.block_drafting.blocks import Blocks
+from spec_kit.block_drafting.kernels import Angles, BlockKernels
 from spec_kit.drafting import VocabularyModule
 from spec_kit.layers import AttentionProjections, ContextRows, Mlp, Rope, checkpointed, linear
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import VocabularyOps
-    from spec_core.records import DraftBatch
-    from spec_kit.block_drafting.attention import KeysValues
-    from spec_kit.block_drafting.block_shape import BlockConfig, BlockShape
-    from spec_kit.block_drafting.blocks import Blocks
-    from spec_kit.block_drafting.kernels import Angles, BlockKernels
-
 
 WORTH_A_COPY = 7 / 8
 """Fraction of a batch's tokens. If the blocks see a smaller fraction, the seen tokens are copied into a smaller

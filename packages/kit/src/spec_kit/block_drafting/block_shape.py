@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
 
 import pydantic
 from pydantic import Field, NonNegativeInt
 
+from spec_core import TargetSpec
 from spec_kit.drafting import (
     CapturedLayers,
     DecoderConfig,
+    Json,
+    Shapes,
     Size,
     VocabularyShape,
     checked,
@@ -20,12 +24,6 @@ from spec_kit.drafting import (
     read_layers,
 )
 from spec_kit.sharding import TensorParallelHints
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import TargetSpec
-    from spec_kit.drafting import Json, Shapes
 
 MOST_LAYERS = 1024
 """Largest number of layers of a draft; published drafts have one to eight."""

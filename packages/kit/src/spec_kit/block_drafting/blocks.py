@@ -19,20 +19,15 @@ import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
+from torch import Tensor
 
-from spec_core import to_device_async
-from spec_core.records import Supervision
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import ContextGroup, VocabularyOps
-    from spec_core.records import DraftBatch
-    from spec_kit.block_drafting.block_shape import BlockConfig
-    from spec_kit.block_drafting.head import BlockHead
+from spec_core import ContextGroup, VocabularyOps, to_device_async
+from spec_core.records import DraftBatch, Supervision
+from spec_kit.block_drafting.block_shape import BlockConfig
+from spec_kit.block_drafting.head import BlockHead
 
 
 @dataclass(frozen=True)

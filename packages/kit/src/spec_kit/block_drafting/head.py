@@ -6,15 +6,13 @@ Shapes: R guesses, V the rows of the head on this shard of the vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import LinearWeight, VocabularyOps
-    from spec_kit.drafting import VocabularyModule
+from spec_core import LinearWeight, VocabularyOps
+from spec_kit.drafting import VocabularyModule
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,17 @@ Shapes: T tokens, N heads, D head_dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from spec_kit.block_drafting.attention import BlockLayout, block_attention
+from spec_kit.block_drafting.attention import BlockLayout, KeysValues, block_attention
 from spec_kit.layers import DecoderKernels, rotate
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import Tensor
-
-    from spec_kit.block_drafting.attention import KeysValues
-
-    Angles = tuple[Tensor, Tensor]
+Angles = tuple[Tensor, Tensor]
 
 
 def norm_rotate(heads_TND: Tensor, weight_D: Tensor, eps: float, angles: Angles) -> Tensor:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import TYPE_CHECKING
 
+from spec_core import TargetSpec
 from spec_core.errors import TargetError
 from spec_kit.targets import tokenizer_tokens
-
-if TYPE_CHECKING:
-    from spec_core import TargetSpec
 
 log = logging.getLogger(__name__)
 

@@ -5,19 +5,14 @@ Shapes: A blocks, S guesses of a block, R counted guesses, M metrics.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from spec_core import to_device_async
 from spec_core.records import StepOutput
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
-
-    from spec_kit.block_drafting.blocks import CountedGuesses
+from spec_kit.block_drafting.blocks import CountedGuesses
 
 
 class GuessMetrics:

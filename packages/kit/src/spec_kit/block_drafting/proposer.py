@@ -6,24 +6,19 @@ positions of all sequences, H width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import Self
 
 import torch
+from torch import Generator, Tensor
 
+from spec_core import Proposal, VocabularyOps
 from spec_core.errors import ConfigError
-from spec_kit.block_drafting.attention import BlockLayout
+from spec_kit.block_drafting.attention import BlockLayout, KeysValues
+from spec_kit.block_drafting.backbone import BlockBackbone
 from spec_kit.block_drafting.head import BlockHead
 from spec_kit.drafting import BatchProposer
 from spec_kit.layers import extended_caches, new_positions
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Generator, Tensor
-
-    from spec_core import Proposal, VocabularyOps
-    from spec_kit.block_drafting.attention import KeysValues
-    from spec_kit.block_drafting.backbone import BlockBackbone
 
 
 class BlockProposer(BatchProposer):

@@ -5,16 +5,11 @@ Shapes: R guesses, U distinct tokens before them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from spec_kit.layers import teach
-
-if TYPE_CHECKING:
-    from spec_core import VocabularyOps
-    from spec_core.records import DraftBatch
-    from spec_kit.block_drafting.blocks import CountedGuesses
-    from spec_kit.block_drafting.head import BlockHead
-    from spec_kit.layers import DecoderKernels, Teacher
+from spec_core import VocabularyOps
+from spec_core.records import DraftBatch
+from spec_kit.block_drafting.blocks import CountedGuesses
+from spec_kit.block_drafting.head import BlockHead
+from spec_kit.layers import DecoderKernels, Teacher, teach
 
 
 def teacher_of_guesses(

@@ -7,22 +7,17 @@ the causal attention. Each later step adds one dot product per query. Both are m
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from spec_kit.chain_drafting.kernels import grouped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
-
-    from spec_kit.chain_drafting.kernels import Bounds, ChainKernels, Pieces
-    from spec_kit.layers import ContextRows
+from spec_kit.chain_drafting.kernels import Bounds, ChainKernels, Pieces, grouped
+from spec_kit.layers import ContextRows
 
 SCORE_BYTES = 64 << 20
 """Bytes of the attention scores of one chunk, if no kernel computes the attention. It is large enough that matrix

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_core import VocabularyOps
+from spec_kit.chain_drafting.chain_shape import ChainConfig, ChainShape
 from spec_kit.drafting import VocabularyModule
-from spec_kit.layers import linear
-
-if TYPE_CHECKING:
-    from spec_core import VocabularyOps
-    from spec_kit.chain_drafting.chain_shape import ChainConfig, ChainShape
-    from spec_kit.layers import DecoderKernels
+from spec_kit.layers import DecoderKernels, linear
 
 
 class ChainModule(VocabularyModule):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
+from spec_core import TargetSpec
 from spec_kit.drafting import (
     CapturedLayers,
     DecoderConfig,
     DistilledLoss,
+    Json,
     VocabularyShape,
     decoder_fields,
     end_fields,
@@ -17,12 +20,6 @@ from spec_kit.drafting import (
     read_layers,
 )
 from spec_kit.sharding import TensorParallelHints
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import TargetSpec
-    from spec_kit.drafting import Json
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from spec_core import to_device_async
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core.records import DraftBatch
-    from spec_kit.layers import ContextRows
+from spec_core.records import DraftBatch
+from spec_kit.layers import ContextRows
 
 
 @dataclass(frozen=True)

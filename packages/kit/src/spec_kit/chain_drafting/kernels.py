@@ -10,26 +10,22 @@ queries and keys, in every kernel. For grouped-query attention, heads are viewed
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from spec_kit.layers import DecoderKernels, rotate
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from torch import Tensor
-
-    Attended = tuple[Tensor, Tensor]
-    """Output [T, heads, D], and the natural log-sum-exp of the scores [T, heads], float32 or wider."""
-    Bounds = Sequence[tuple[int, int]]
-    """Index of the first token of each document, and of the token after its last token."""
-    Pieces = Sequence[tuple[int, int, int]]
-    """Pieces of documents: index of the document's first token, and the first and last + 1 token of the piece."""
-    Three = tuple[Tensor, Tensor, Tensor]
+Attended = tuple[Tensor, Tensor]
+"""Output [T, heads, D], and the natural log-sum-exp of the scores [T, heads], float32 or wider."""
+Bounds = Sequence[tuple[int, int]]
+"""Index of the first token of each document, and of the token after its last token."""
+Pieces = Sequence[tuple[int, int, int]]
+"""Pieces of documents: index of the document's first token, and the first and last + 1 token of the piece."""
+Three = tuple[Tensor, Tensor, Tensor]
 
 
 def added_linear(rows_RK: Tensor, weight_NK: Tensor, added_RN: Tensor | None = None) -> Tensor:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from spec_core import to_device_async
+from spec_core.records import DraftBatch, Supervision
 from spec_kit.layers import ContextRows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_core.records import DraftBatch, Supervision
 
 WORTH_LEAVING_OUT = 0.03
 """Rows are left out if they are more than this share of all steps' rows: copying the remaining rows costs 3 to

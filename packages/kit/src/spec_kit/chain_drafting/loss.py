@@ -10,24 +10,20 @@ Shapes: R positions of a chunk, S steps, V rows of the draft's head (of this sha
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from spec_core import LinearWeight, VocabularyOps
 from spec_core.records import StepOutput
+from spec_kit.chain_drafting.kernels import ChainKernels
+from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows
+from spec_kit.drafting import DistilledLoss
 from spec_kit.layers import ROW_LOSSES, score, teach, with_gradients
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch import Tensor
-
-    from spec_core import LinearWeight, VocabularyOps
-    from spec_kit.chain_drafting.kernels import ChainKernels
-    from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows
-    from spec_kit.drafting import DistilledLoss
 
 
 @dataclass(frozen=True, kw_only=True)

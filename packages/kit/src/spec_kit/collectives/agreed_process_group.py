@@ -13,18 +13,15 @@ import threading
 import time
 import zlib
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Generator
+from typing import ClassVar, Protocol
 
 import torch
 
+from spec_core import Rendezvous
 from spec_core.errors import ConfigError, PeerLost, ProtocolError, RunError
 from spec_kit.collectives.gloo_process_group import GlooProcessGroup
 from spec_kit.collectives.library_process_group import CollectiveLibrary, LibraryProcessGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from spec_core import Rendezvous
 
 SETUP_S = 20.0
 """Shortest time limit, in seconds, for the library's work in a call that all peers have agreed on, even if the

@@ -12,16 +12,13 @@ from __future__ import annotations
 import datetime as dt
 import hmac
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.distributed import AllToAllOptions, ProcessGroupGloo
+from torch.distributed import AllToAllOptions, ProcessGroupGloo, Store
 
 from spec_core import foreign_errors
 from spec_core.errors import PeerLost, ProtocolError
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 _PROOF_BYTES = 32
 

@@ -17,15 +17,13 @@ import re
 import select
 import socket
 import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed import ProcessGroupGloo
 
 from spec_processes.sockets.addresses import opening
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
 
 _log = logging.getLogger(__name__)
 

@@ -8,23 +8,18 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed import ProcessGroupGloo
 
+from spec_core import Rendezvous
 from spec_core.errors import DeadlineExceeded, PeerLost
 from spec_kit.collectives.gloo_members import prove_membership
 from spec_kit.collectives.gloo_ports import gloo_device
-from spec_kit.collectives.library_process_group import LibraryProcessGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from torch import Tensor
-
-    from spec_core import Rendezvous
-    from spec_kit.collectives.library_process_group import CollectiveLibrary
+from spec_kit.collectives.library_process_group import CollectiveLibrary, LibraryProcessGroup
 
 TAG, ABORT_TAG = 0, 1
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from contextlib import AbstractContextManager
+from typing import ClassVar, Protocol
 
 import torch
+from torch import Tensor
 
 from spec_core import ProcessGroup
 from spec_core.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from torch import Tensor
 
 
 class CollectiveLibrary(Protocol):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import Self
 
 import torch
+from torch import Generator, Tensor
 
 from spec_core import Proposal, Proposer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Generator, Tensor
 
 
 class BatchProposer(Proposer):

@@ -5,22 +5,17 @@ Importing this module imports no torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
 import pydantic
 from pydantic import Field
 
-from spec_core import DraftConfig
-from spec_kit.drafting.draft_files import Json, Size, section
+from spec_core import DraftConfig, TargetSpec
+from spec_kit.drafting.draft_files import Json, Shapes, Size, section
 from spec_kit.drafting.draft_shape import DraftShape
 from spec_kit.sharding import TensorParallelHints
 from spec_kit.targets.rope_parameters import draft_rope, read_rope, rope_fields, rope_problem, rotary_values
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import TargetSpec
-    from spec_kit.drafting.draft_files import Shapes
 
 
 def _ascending(layers: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,19 +6,15 @@ way, or crash. Each engine's plugin has a table of such flaws. Importing this mo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
+from spec_core import Draft, TargetSpec
 from spec_core.errors import ArtifactError
-from spec_kit.drafting.draft_files import architectures, read_config, read_shapes
+from spec_kit.drafting.draft_files import Json, architectures, read_config, read_shapes
 from spec_kit.targets.safetensors_index import stored_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from spec_core import Draft, TargetSpec
-    from spec_kit.drafting.draft_files import Json
 
 
 @dataclass(frozen=True)

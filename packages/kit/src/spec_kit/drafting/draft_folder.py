@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from spec_core import Draft, foreign_errors
+from spec_core import Draft, TargetSpec, foreign_errors
 from spec_core.errors import ArtifactError, PluginError
 from spec_core.plugins import find, load_each
 from spec_kit.drafting.draft_files import DOWNLOAD_FIRST, architectures, read_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core import TargetSpec
 
 
 def recognise(folder: Path, target: TargetSpec) -> Draft:

@@ -6,20 +6,25 @@ Importing this module imports no torch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
 
 import pydantic
 from pydantic import Field
 
+from spec_core import TargetSpec
 from spec_core.wording import shown
-from spec_kit.drafting.draft_files import Json, Size, checked, config_error, present, section, served_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from spec_core import TargetSpec
-    from spec_kit.drafting.draft_files import Shapes
+from spec_kit.drafting.draft_files import (
+    Json,
+    Shapes,
+    Size,
+    checked,
+    config_error,
+    present,
+    section,
+    served_dtype,
+)
 
 _Ids = tuple[Annotated[int, Field(ge=0)], ...]
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from spec_core.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_kit.drafting.draft_checkpoint import DraftCheckpoint
+from spec_kit.drafting.draft_checkpoint import DraftCheckpoint
 
 MAPPING = ("d2t", "t2d")
 """Names of the buffers that store the draft's vocabulary."""

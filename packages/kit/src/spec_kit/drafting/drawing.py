@@ -5,14 +5,10 @@ Shape suffixes: B sequences, K numbers of each, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Generator, Tensor
+from torch import Generator, Tensor
 
 
 def uniform_numbers(generators: Sequence[Generator], count: int) -> Tensor:

@@ -5,17 +5,13 @@ Shape suffixes: B sequences, R rows of the draft's head, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
+from torch import Generator, Tensor
 
 from spec_core import Proposal
 from spec_kit.drafting.drawing import draw, uniform_numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Generator, Tensor
 
 
 class Guesses:

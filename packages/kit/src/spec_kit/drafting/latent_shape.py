@@ -6,17 +6,17 @@ Importing this module imports no torch.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from spec_kit.drafting.decoder_shape import DecoderShape
-from spec_kit.drafting.draft_files import Size  # noqa: TC001 (pydantic evaluates annotations)
+from spec_kit.drafting.draft_files import (
+    Json,
+    Shapes,
+    Size,
+)
 from spec_kit.sharding import TensorParallelHints
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from spec_kit.drafting.draft_files import Json, Shapes
 
 
 class LatentShape(DecoderShape):

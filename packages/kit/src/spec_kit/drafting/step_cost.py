@@ -7,12 +7,9 @@ imports no torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 TRAINED, FROZEN, TEACHER = 6, 4, 2
 """FLOPs for each weight and row of a trained layer (forward pass, and gradients of inputs and weights), of a frozen

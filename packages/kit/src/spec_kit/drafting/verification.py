@@ -10,19 +10,14 @@ Shape suffixes: B sequences, K guesses, R rows of logits (one more than guesses)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from spec_core import Proposal
 from spec_kit.drafting.drawing import draw
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_core import Proposal
 
 
 @dataclass(frozen=True, kw_only=True)

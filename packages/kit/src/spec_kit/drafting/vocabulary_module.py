@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from spec_core import TargetSpec, VocabularyOps
 from spec_kit.drafting.draft_vocabulary import mapping, select_tokens
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import TargetSpec, VocabularyOps
-    from spec_kit.drafting.vocabulary_shape import VocabularyShape
+from spec_kit.drafting.vocabulary_shape import VocabularyShape
 
 
 class VocabularyModule(nn.Module):

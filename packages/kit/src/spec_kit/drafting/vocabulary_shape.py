@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
 from spec_kit.drafting.decoder_shape import DecoderShape
-from spec_kit.drafting.draft_files import Size  # noqa: TC001 (pydantic evaluates annotations)
+from spec_kit.drafting.draft_files import (
+    Shapes,
+    Size,
+)
 from spec_kit.sharding import TensorParallelHints
-
-if TYPE_CHECKING:
-    from spec_kit.drafting.draft_files import Shapes
 
 _WHOLE = TensorParallelHints()
 

@@ -19,28 +19,29 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import psutil
 
+from spec_core import EngineConfig, EngineContext
 from spec_core.errors import DataError, DeadlineExceeded, EngineError, PeerLost
-from spec_core.records import Generation
+from spec_core.records import (
+    AcceptanceCounters,
+    CaptureRequest,
+    Generation,
+    GenerationRequest,
+    SamplingParams,
+)
 from spec_core.resource import Resource
 from spec_kit.hosting.capture_controller import CAPTURE_VARIABLE, CaptureController
 from spec_kit.hosting.futures import then
-from spec_kit.hosting.modes import CaptureMode
+from spec_kit.hosting.modes import CaptureMode, Fields, Mode
 from spec_kit.hosting.program_log import logged_errors
 from spec_processes import Reaper, end_group, ending, spawn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from spec_core import EngineConfig, EngineContext
-    from spec_core.records import AcceptanceCounters, CaptureRequest, GenerationRequest, SamplingParams
-    from spec_kit.hosting.modes import Fields, Mode
 
 log = logging.getLogger(__name__)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_core.records import FeatureSchema
+from spec_core.records import FeatureSchema
 
 
 @dataclass(frozen=True)

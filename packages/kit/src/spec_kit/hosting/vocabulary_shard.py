@@ -6,16 +6,13 @@ and 0 for all others, so the sum over ranks has the products of all tokens. No c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from torch import Tensor, nn
-
-    from spec_kit.hosting.modes import Fields
+from spec_kit.hosting.modes import Fields
 
 _HEAD = "lm_head"
 """Name of the head in vLLM's and SGLang's models; some models with a tied head have none."""

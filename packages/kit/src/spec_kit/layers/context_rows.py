@@ -5,22 +5,17 @@ Without a group one rank computes all rows. Shapes: T rows of the batch, P rows 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
+from torch import Tensor
 
-from spec_core import to_device_async
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_core import ContextGroup
-    from spec_core.records import DraftBatch
+from spec_core import ContextGroup, to_device_async
+from spec_core.records import DraftBatch
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spec_kit.drafting.decoder_shape import DecoderShape
 from spec_kit.layers.plain_kernels import swiglu_mlp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from spec_kit.drafting.decoder_shape import DecoderShape
 
 INIT_STD = 0.02
 """Standard deviation of randomly drawn weights, as in Llama. A draft may scale the weights afterwards."""

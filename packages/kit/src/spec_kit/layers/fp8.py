@@ -10,28 +10,23 @@ Shapes: R rows, K inputs and N outputs of a linear layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from spec_core import KernelSet, LinearWeight
+from spec_core import FindKernel, Kernel, KernelSet, LinearWeight, VocabularyOps
 from spec_kit.drafting.decoder_shape import FP8_MULTIPLE
 from spec_kit.layers.decoder_parts import Linear
 from spec_kit.layers.plain_kernels import swiglu
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import Tensor, nn
-
-    from spec_core import FindKernel, Kernel, VocabularyOps
-
-    Quantized = tuple[Tensor, Tensor]
-    """Values [R, K] in fp8, and the float32 scale of each row [R, 1]: the row is values · scale."""
+Quantized = tuple[Tensor, Tensor]
+"""Values [R, K] in fp8, and the float32 scale of each row [R, 1]: the row is values · scale."""
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 

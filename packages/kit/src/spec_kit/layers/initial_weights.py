@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from spec_core import TargetSpec, TargetTensors
+from spec_kit.drafting import VocabularyModule
 from spec_kit.layers.decoder_parts import INIT_STD
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import TargetSpec, TargetTensors
-    from spec_kit.drafting import VocabularyModule
 
 MATRIX_GAIN = 0.5
 """Initial gain of matrices: weights are normal with standard deviation gain / √inputs, so that the size of the

@@ -7,22 +7,16 @@ are rotated.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from spec_kit.drafting.latent_shape import LatentShape
 from spec_kit.layers.decoder_parts import linear
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from spec_kit.drafting.latent_shape import LatentShape
-
-    Turn = Callable[[Tensor], Tensor]
-    """Rotates the heads [T, heads, D] of some tokens by the rotary angles of their positions."""
+Turn = Callable[[Tensor], Tensor]
+"""Rotates the heads [T, heads, D] of some tokens by the rotary angles of their positions."""
 
 
 class LatentAttention(nn.Module):

@@ -7,17 +7,14 @@ combines shards by ``ops``.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from spec_core import KernelSet, LinearWeight
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 Distribution = tuple[Tensor, Tensor]
 """Logits [R, V] and their log-sum-exp [R] over all shards: softmax = exp(logits − log-sum-exp)."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    Angles = tuple[Tensor, Tensor]
-    """Cos and sin of the rotary angles."""
+Angles = tuple[Tensor, Tensor]
+"""Cos and sin of the rotary angles."""
 
 
 class Rope:

@@ -6,18 +6,14 @@ channels of a head.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    Cache = tuple[Tensor, Tensor]
-    """Keys and values of one sequence in one layer, [L, N, D]."""
+Cache = tuple[Tensor, Tensor]
+"""Keys and values of one sequence in one layer, [L, N, D]."""
 
 
 def new_positions(caches: Sequence[Cache], counts: Sequence[int]) -> Tensor:

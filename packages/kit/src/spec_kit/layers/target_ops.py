@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from spec_core import VocabularyOps
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_core import TargetSpec, TargetTensors
+from spec_core import TargetSpec, TargetTensors, VocabularyOps
 
 
 class TargetOps(VocabularyOps):

@@ -14,11 +14,12 @@ import threading
 import time
 from array import array
 from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pydantic
 
@@ -29,11 +30,8 @@ from spec_core.validation import validate
 from spec_core.wire_record import WireRecord
 from spec_kit.live_traffic.served_states import MOST_STATE_ROWS, LeftOutReason, StatesKey
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable
-
-    Message = dict[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 
 LIVE_REQUESTS_VARIABLE = "SPEC_LIVE_REQUESTS"
 """Environment variable of a server: the fields of LiveRequestsConfig as JSON. If unset, nothing is stored."""

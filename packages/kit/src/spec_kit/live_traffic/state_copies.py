@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from spec_kit.live_traffic.served_states import StatesRange
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from torch import Tensor
-
-    from spec_kit.live_traffic.state_rows import StateRows
+from spec_kit.live_traffic.state_rows import StateRows
 
 log = logging.getLogger(__name__)
 

@@ -11,20 +11,15 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from spec_kit.live_traffic.served_states import MOST_STATE_ROWS, StatesLayout, piece_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from torch import Tensor
-
-    from spec_core.records import FeatureSchema
-    from spec_kit.live_traffic.served_states import StatesRange
+from spec_core.records import FeatureSchema
+from spec_kit.live_traffic.served_states import MOST_STATE_ROWS, StatesLayout, StatesRange, piece_rows
 
 PAGE_ROWS = 32
 """Number of rows that a request gets at once."""

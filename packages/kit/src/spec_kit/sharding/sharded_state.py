@@ -7,24 +7,19 @@ lists each tensor's dtype and full shape, and the file of each rectangle.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
 from pydantic import Field, TypeAdapter
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from spec_core import Config, foreign_errors
+from spec_core import Config, StateFolder, foreign_errors
 from spec_core.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from torch import Tensor
-
-    from spec_core import StateFolder
 
 INDEX_FILE = "index.json"
 _GENERATOR = "generator.rank-"

@@ -13,21 +13,17 @@ import select
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from spec_core.errors import DeadlineExceeded, ProtocolError, RunError
-from spec_kit.streams.buffer_pool import SenderBuffer
+from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.transport import Ticket
+from spec_kit.streams.buffer_pool import SenderBuffer, SenderConnector
 from spec_kit.streams.sender import StreamSender
 from spec_kit.streams.wire import Packet, PacketKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from spec_core.records import FeatureSample, FeatureSchema
-    from spec_core.transport import Ticket
-    from spec_kit.streams.buffer_pool import SenderConnector
 
 CLOSE_S = 10.0
 """Seconds that ``close`` waits until all samples are announced."""

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
+from spec_core.records import FeatureSample
 from spec_kit.streams.buffer_pool import Block
 from spec_kit.streams.free_list import FreeList, Range
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from spec_core.records import FeatureSample
-    from spec_kit.streams.wire import SampleLayout
+from spec_kit.streams.wire import SampleLayout
 
 MAX_PIECES = 2_000
 """Largest number of ranges of a block; a packet has space for this number."""

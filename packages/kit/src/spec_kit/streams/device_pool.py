@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from spec_core.errors import PeerLost, RunError
 from spec_kit.own_stream import OwnStream
@@ -25,13 +27,7 @@ from spec_kit.streams.device_arena import (
     first_address,
 )
 from spec_kit.streams.host_pool import HostConnector
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from spec_kit.streams.wire import ConnectReply, SampleLayout
+from spec_kit.streams.wire import ConnectReply, SampleLayout
 
 _own_events: dict[bytes, Any] = {}
 """Handle -> event that this process has exported; a process cannot open the handle of its own event."""

@@ -5,18 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING
 
 from spec_core import FeatureReceiver, FeatureSender, Transport
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, SchemaMismatch
+from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.transport import Ticket
 from spec_kit.streams.window import check_size, take_held
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from spec_core.records import FeatureSample, FeatureSchema
-    from spec_core.transport import Ticket
 
 
 class InlineTransport(Transport):

@@ -8,13 +8,14 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from spec_core import FeatureReceiver
 from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, RunError
 from spec_core.records import FeatureSample, FeatureSchema
+from spec_kit.streams.buffer_pool import Block, BufferPoolFactory, ReceiverPool
 from spec_kit.streams.window import take_held
 from spec_kit.streams.wire import (
     MAX_PACKET_BYTES,
@@ -28,11 +29,6 @@ from spec_processes.sockets import local_socket
 from spec_processes.sockets.addresses import bind, format_address
 from spec_processes.sockets.framed_socket import FramedSocket, detect_dead_host
 from spec_processes.sockets.peer_admission import AcceptLimiter, same_token
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from spec_kit.streams.buffer_pool import Block, BufferPoolFactory, ReceiverPool
 
 logger = logging.getLogger(__name__)
 

@@ -7,24 +7,19 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Generator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
 
 from spec_core import FeatureSender
 from spec_core.errors import DeadlineExceeded, ProtocolError, RunError, SchemaMismatch
+from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.transport import Ticket
+from spec_kit.streams.buffer_pool import SenderBuffer, SenderConnector
 from spec_kit.streams.connection import connect_stream, hang_up, split_address
 from spec_kit.streams.window import check_size
 from spec_kit.streams.wire import ConnectReply, ConnectRequest, Packet, PacketKind, SampleLayout
 from spec_processes.sockets.framed_socket import peer_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from contextlib import AbstractContextManager
-
-    from spec_core.records import FeatureSample, FeatureSchema
-    from spec_core.transport import Ticket
-    from spec_kit.streams.buffer_pool import SenderBuffer, SenderConnector
-
 
 _done: Ticket = Future()
 """The completed future that every ``send`` returns as its ticket, since ``send`` blocks until it is done."""

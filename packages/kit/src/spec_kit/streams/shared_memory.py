@@ -9,15 +9,12 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from spec_core.errors import RunError
 from spec_kit.streams.free_list import FreeList
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ALIGNMENT = 64
 """Alignment of blocks in bytes: a cache line, and more than any dtype needs."""

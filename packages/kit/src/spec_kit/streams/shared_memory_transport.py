@@ -8,16 +8,12 @@ block, and frees it at ``release``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from spec_core import FeatureReceiver, FeatureSender, Transport
+from spec_core.records import FeatureSchema
 from spec_kit.streams.host_pool import HostConnector, HostPool
 from spec_kit.streams.receiver import StreamReceiver, open_port
 from spec_kit.streams.sender import StreamSender
 from spec_kit.streams.wire import SampleLayout
-
-if TYPE_CHECKING:
-    from spec_core.records import FeatureSchema
 
 
 class SharedMemoryTransport(Transport):

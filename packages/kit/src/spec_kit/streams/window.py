@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from spec_core.errors import ConfigError, ProtocolError
-
-if TYPE_CHECKING:
-    from spec_core.records import FeatureSample
+from spec_core.records import FeatureSample
 
 T = TypeVar("T")
 

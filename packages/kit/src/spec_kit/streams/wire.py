@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pydantic
 
 from spec_core.errors import ProtocolError
-from spec_core.records import FeatureSchema  # noqa: TC001 (pydantic reads the annotation)
+from spec_core.records import FeatureSchema
 from spec_kit.streams.shared_memory import aligned
 
 if TYPE_CHECKING:

@@ -5,19 +5,15 @@ The sizes come from the target's files alone; neither torch nor transformers is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt, prod
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from spec_core import read_json_object
 from spec_core.errors import TargetError
-from spec_kit.targets.safetensors_index import stored_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from spec_kit.targets.safetensors_index import StoredTensor
+from spec_kit.targets.safetensors_index import StoredTensor, stored_tensors
 
 _PARTS = frozenset({"visual", "vision_tower", "embed_vision"})
 """Names of the modules that turn pixels into embeddings, as they occur in the names of stored tensors."""

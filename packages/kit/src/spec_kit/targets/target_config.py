@@ -5,20 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 from spec_core import TargetType, read_json_object
 from spec_core.errors import TargetError
 from spec_kit.targets.quiet_transformers import quiet_transformers
 from spec_kit.targets.target_types import target_type
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 _EXPECTED = "a target is the folder of a model, with its config.json, safetensors and tokenizer"
 _TIE = "tie_word_embeddings"

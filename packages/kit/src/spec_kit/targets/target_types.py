@@ -8,17 +8,13 @@ plugin is refused, because its head could only be guessed. docs/targets.md shows
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from spec_core import TargetType, plugins
+from spec_core import TargetType, TargetValues, plugins
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from spec_core import TargetValues
-
-    Scale = Callable[[TargetValues], float]
-    Cap = Callable[[TargetValues], float | None]
+Scale = Callable[[TargetValues], float]
+Cap = Callable[[TargetValues], float | None]
 
 
 def _root_of_hidden_size(values: TargetValues) -> float:

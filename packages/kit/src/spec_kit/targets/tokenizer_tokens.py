@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from spec_core import foreign_errors, read_json_object
 from spec_core.errors import TargetError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def tokenizer_tokens(folder: Path) -> dict[str, int]:

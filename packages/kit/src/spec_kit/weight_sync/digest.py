@@ -16,16 +16,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from spec_core.weight_manifest import TensorEntry, entries_digest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor
 
 ROW_WORDS = 1023
 """Number of 64-bit words of a row, which must be odd."""

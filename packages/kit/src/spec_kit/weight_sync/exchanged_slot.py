@@ -5,27 +5,23 @@ from __future__ import annotations
 import logging
 import os
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor, nn
 
 from spec_core.errors import EngineError
-from spec_kit.weight_sync.draft_slot import DraftSlot
+from spec_kit.weight_sync.draft_slot import DraftLayout, DraftSlot
 from spec_kit.weight_sync.tensor_exchange import (
+    Address,
+    Exchange,
     TornDraftError,
     plain_tensors,
     storage_address,
     storage_addresses,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from torch import Tensor, nn
-
-    from spec_kit.weight_sync.draft_slot import DraftLayout
-    from spec_kit.weight_sync.tensor_exchange import Address, Exchange
 
 log = logging.getLogger(__name__)
 

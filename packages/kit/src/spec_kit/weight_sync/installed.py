@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from spec_core import WeightTransport, foreign_errors
+from spec_core import Backend, WeightTransport, WeightTransportConfig, foreign_errors
 from spec_core.errors import ConfigError, PluginError, UsageError
 from spec_core.plugins import find, installed, load_available
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from spec_core import Backend, WeightTransportConfig
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
+from typing import Annotated, Literal, TypeVar
 
 import pydantic
 
@@ -34,10 +35,6 @@ from spec_core.wire_record import WireRecord
 from spec_core.wording import one_line
 from spec_processes.sockets.addresses import parse_address
 from spec_processes.sockets.framed_socket import FramedSocket, peer_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextlib import AbstractContextManager
 
 MAX_PACKET_BYTES = 16 << 20
 """Largest message in bytes; enough for a manifest of some 80,000 tensors."""

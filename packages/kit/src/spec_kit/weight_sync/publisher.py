@@ -13,16 +13,19 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
-from spec_core import LARGEST_VERSION, Manifest, ServingStatus, UpdateId
+from spec_core import LARGEST_VERSION, DraftReplica, Manifest, ServingStatus, UpdateId, WeightTransport
 from spec_core.errors import ConfigError, EngineError, RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
+from spec_core.weight_manifest import TensorEntry
 from spec_kit.weight_sync.current_device import queued_before, separate_stream
 from spec_kit.weight_sync.delivery import Delivery, Payload, ReplicaOutcome, settled
 from spec_kit.weight_sync.digest import tensor_entries
@@ -32,14 +35,6 @@ from spec_kit.weight_sync.publisher_link import PublisherLink
 from spec_kit.weight_sync.push import Push
 from spec_kit.weight_sync.receiver_replica import newest_version
 from spec_kit.weight_sync.transport_choice import TransportChoice
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
-
-    from torch import Tensor
-
-    from spec_core import DraftReplica, WeightTransport
-    from spec_core.weight_manifest import TensorEntry
 
 logger = logging.getLogger(__name__)
 

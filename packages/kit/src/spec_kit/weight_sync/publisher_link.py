@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from spec_core import UpdateId
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
 from spec_core.resource import Resource
 from spec_kit.weight_sync.messages import Greeting, UpdateChannel
 from spec_processes.sockets.addresses import bind, format_address, parse_address
 from spec_processes.sockets.peer_admission import AcceptLimiter, same_token
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-
-    from spec_core import UpdateId
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
+from collections.abc import Generator
 
 _TURN_S = 1e-4
 _lock = threading.Lock()

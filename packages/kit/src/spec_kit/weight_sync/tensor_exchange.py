@@ -7,17 +7,14 @@ them, each span of a storage counts its finished copies.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
+from torch import Tensor, nn
 
 from spec_core.errors import EngineError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from torch import Tensor, nn
 
 Address = tuple["torch.device", int]
 """Device and address of a tensor's storage."""

@@ -7,13 +7,10 @@ import socket
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError
 from spec_processes.sockets.local_socket import limit_wait
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 LENGTH = struct.Struct("!I")
 """Header of a packet: its number of bytes, as a big-endian uint32."""

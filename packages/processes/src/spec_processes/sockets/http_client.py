@@ -12,10 +12,10 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
 import h11
@@ -24,9 +24,6 @@ from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, Protoco
 from spec_core.foreign import cause
 from spec_core.resource import Resource
 from spec_core.wording import one_line, shortened, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
 
 LONGEST_ANSWER = 1 << 18
 """Largest number of bytes of a response. A status has some hundred bytes, an error message a few thousand."""

@@ -13,14 +13,11 @@ import hmac
 import selectors
 import socket
 import time
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from spec_processes.sockets import local_socket
 from spec_processes.sockets.framed_socket import LENGTH
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 FIRST_PACKET_S = 10.0
 """Longest time, in seconds, from accepting a connection to the end of its first packet."""

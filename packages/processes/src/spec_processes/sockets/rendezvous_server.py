@@ -11,21 +11,19 @@ import contextlib
 import json
 import logging
 import queue
+import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from spec_core import foreign_errors
 from spec_core.errors import ProtocolError
 from spec_core.wire_record import WireRecord
 from spec_processes.sockets.framed_socket import FramedSocket, detect_dead_host
 from spec_processes.sockets.peer_admission import AcceptLimiter, same_token
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 

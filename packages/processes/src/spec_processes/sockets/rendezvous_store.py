@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from torch.distributed import Store
 
 from spec_core.errors import DeadlineExceeded
 from spec_processes.sockets.rendezvous_server import StoreRequest
-
-if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Callable
 
 _POLL_S = 0.01
 """Seconds between two requests for a key that another member has not set yet."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_trainer.cli.commands.evaluate import export_untrained
 from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.measure.evaluation.breakdown import break_down
 from spec_trainer.measure.evaluation.prepare import prepare
+from spec_trainer.measure.evaluation.request import EvaluationRequest
 from spec_trainer.training.wiring import create_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from spec_trainer.measure.evaluation.request import EvaluationRequest
 
 
 def break_down_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:

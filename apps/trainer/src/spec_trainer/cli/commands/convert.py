@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from spec_core.errors import ArtifactError
 from spec_trainer.base.disk import check_writable
 from spec_trainer.base.hub import resolve_target
+from spec_trainer.cli.commands.formats import ExportFormat
 from spec_trainer.configuration.chat import read_chat_record
 from spec_trainer.run.draft_trainer import export_draft
 from spec_trainer.run.model_card import write_card
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_trainer.cli.commands.formats import ExportFormat
 
 log = logging.getLogger(__name__)
 

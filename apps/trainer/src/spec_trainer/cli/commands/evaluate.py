@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_core import Draft, Engine, TargetSpec
 from spec_trainer.base.disk import check_writable
 from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.data.tokens import Encoder
@@ -19,18 +21,13 @@ from spec_trainer.measure.evaluation.measure import (
     decode_without_draft,
 )
 from spec_trainer.measure.evaluation.prepare import prepare
+from spec_trainer.measure.evaluation.request import EvaluationRequest
 from spec_trainer.measure.evaluation.sweep import draft_tokens_by_load
+from spec_trainer.measure.evaluation.workload import Workload
 from spec_trainer.run.draft_trainer import export_draft
 from spec_trainer.run.model_card import CARD, add_section, check_card, evaluation_section, write_card
 from spec_trainer.run.serving import commands_by_load, serving_commands
 from spec_trainer.training.wiring import create_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from spec_core import Draft, Engine, TargetSpec
-    from spec_trainer.measure.evaluation.request import EvaluationRequest
-    from spec_trainer.measure.evaluation.workload import Workload
 
 
 def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_core.errors import ConfigError
 from spec_core.wording import shown
 from spec_processes.sockets import server_address
+from spec_trainer.configuration.chat import PromptConfig
 from spec_trainer.configuration.engine_options import read_engine_options
+from spec_trainer.measure.evaluation.request import EvaluationRequest
 from spec_trainer.measure.server.document import summarise_servers
 from spec_trainer.measure.server.load import ask_at_once, measure_load
 from spec_trainer.measure.server.openai_server import OpenAiServer
-from spec_trainer.measure.server.questions import read_questions
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from spec_trainer.configuration.chat import PromptConfig
-    from spec_trainer.measure.evaluation.request import EvaluationRequest
-    from spec_trainer.measure.server.questions import Question
+from spec_trainer.measure.server.questions import Question, read_questions
 
 log = logging.getLogger(__name__)
 

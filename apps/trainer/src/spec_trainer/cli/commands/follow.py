@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from spec_core import Transport
 from spec_core.errors import ConfigError
 from spec_trainer.base.progress import StepProgress
 from spec_trainer.base.stop_request import StopRequest
@@ -15,26 +18,19 @@ from spec_trainer.live.follow_run import FollowRun
 from spec_trainer.live.kept_states import KeptStates
 from spec_trainer.live.metrics_page import MetricsPage
 from spec_trainer.live.own_server import OwnServer, check_own_server, url_of
+from spec_trainer.live.reservoir import Reservoir
 from spec_trainer.live.retention import open_retained
 from spec_trainer.plan.resolve import read_inputs
 from spec_trainer.push.servers import check_sender
 from spec_trainer.run.dispatch import sample_bytes
 from spec_trainer.run.log import cut_records
+from spec_trainer.run.spec import RunParts, RunSpec
 from spec_trainer.training.checkpoint.folder import step_of
 from spec_trainer.training.checkpoint.resume import CommandCheckpoints
 from spec_trainer.training.checkpoint.store import check_strategy
 from spec_trainer.workers.inline_driver import inline_driver
+from spec_trainer.workers.run_driver import RunDriver
 from spec_trainer.workers.worker_driver import worker_driver
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from spec_core import Transport
-    from spec_trainer.live.reservoir import Reservoir
-    from spec_trainer.run.spec import RunParts, RunSpec
-    from spec_trainer.workers.run_driver import RunDriver
 
 
 def resolve_follow(

@@ -6,20 +6,16 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from spec_core import Backend, plugins
-from spec_trainer.cli.commands.plugins import plugin_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from spec_core.records import Capabilities
-    from spec_trainer.cli.commands.plugins import TableRow
+from spec_core.records import Capabilities
+from spec_trainer.cli.commands.plugins import TableRow, plugin_rows
 
 _COMMAND, _CORE = "spec-trainer", "spec-core"
 _BYTES_OF_A_PARAMETER = 2

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LIBRARIES = ("spec_core", "spec_processes", "spec_kit", "spec_testing")
 """Packages whose names a plugin may import, and which a later release may have renamed."""

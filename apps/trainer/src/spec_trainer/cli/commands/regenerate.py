@@ -7,37 +7,31 @@ import itertools
 import json
 import logging
 import time
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spec_core import foreign_errors
+from spec_core import Engine, TargetSpec, foreign_errors
 from spec_core.errors import ConfigError, DataError
 from spec_core.records import SamplingParams
 from spec_trainer.base.progress import StepProgress
 from spec_trainer.base.stop_request import Interrupted, StopRequest
+from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.base.waiting import Waiting
 from spec_trainer.cli.engine_output import engine_output_kept
-from spec_trainer.configuration.engine_options import read_engine_options
+from spec_trainer.configuration.engine_options import EngineOptions, read_engine_options
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.row_files import DataRow
 from spec_trainer.data.sources import read_rows
+from spec_trainer.data.tokens import Encoder
 from spec_trainer.measure.regeneration.answer_file import AnswerFile, check_answer_file
-from spec_trainer.measure.regeneration.conversation import open_conversation
+from spec_trainer.measure.regeneration.conversation import Conversation, open_conversation
+from spec_trainer.measure.regeneration.request import RegenerationRequest
 from spec_trainer.measure.regeneration.row_requests import RowInProgress, RowRequests
 from spec_trainer.plan.images import prompt_image_rules
 from spec_trainer.training.wiring import create_engine
 from spec_trainer.workers.passes import cut_at_end_token, warm_up
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from spec_core import Engine, TargetSpec
-    from spec_trainer.base.time_limit import TimeLimit
-    from spec_trainer.configuration.engine_options import EngineOptions
-    from spec_trainer.data.row_files import DataRow
-    from spec_trainer.data.tokens import Encoder
-    from spec_trainer.measure.regeneration.conversation import Conversation
-    from spec_trainer.measure.regeneration.request import RegenerationRequest
 
 log = logging.getLogger(__name__)
 

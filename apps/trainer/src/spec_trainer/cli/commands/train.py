@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from spec_core.errors import RunError
 from spec_trainer.base.progress import StepProgress
 from spec_trainer.base.stop_request import StopRequest
+from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.data.kept import keep_run_data
 from spec_trainer.live.cycles import train_with_decode
 from spec_trainer.measure.measurement import Measurement
@@ -15,18 +17,13 @@ from spec_trainer.plan.memory import RunSizes
 from spec_trainer.plan.warnings import run_warnings
 from spec_trainer.push.servers import check_servers
 from spec_trainer.run.log import cut_records
+from spec_trainer.run.spec import RunSpec
 from spec_trainer.training.checkpoint.folder import step_of
 from spec_trainer.training.checkpoint.resume import CommandCheckpoints
 from spec_trainer.training.checkpoint.store import check_strategy
 from spec_trainer.workers.inline_driver import inline_driver
+from spec_trainer.workers.run_driver import RunDriver
 from spec_trainer.workers.worker_driver import worker_driver
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_trainer.base.time_limit import TimeLimit
-    from spec_trainer.run.spec import RunSpec
-    from spec_trainer.workers.run_driver import RunDriver
 
 log = logging.getLogger(__name__)
 

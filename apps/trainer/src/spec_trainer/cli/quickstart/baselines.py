@@ -5,16 +5,12 @@ The engine decodes both with the same code as a trained draft (``Engine.use_prop
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Generator, Tensor
 
 from spec_core import Proposal, Proposer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from torch import Generator, Tensor
 
 
 class BigramModel:

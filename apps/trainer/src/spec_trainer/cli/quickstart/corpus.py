@@ -14,12 +14,9 @@ import os
 import sysconfig
 import tokenize
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 # Tests and vendored or generated trees: many files, little that is documented, much that differs by distributor.
 SKIPPED_FOLDERS = frozenset({

@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import json
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,7 +24,7 @@ from spec_trainer.base.disk import cache_folder, check_writable, write_atomicall
 from spec_trainer.cli.commands.evaluate import export_untrained
 from spec_trainer.cli.commands.train import run_training
 from spec_trainer.cli.engine_output import engine_output_kept
-from spec_trainer.cli.quickstart.corpus import MIN_CHARS, python_documents, split_by_file
+from spec_trainer.cli.quickstart.corpus import MIN_CHARS, Document, python_documents, split_by_file
 from spec_trainer.cli.quickstart.showcase import speeds, texts_and_topics
 from spec_trainer.cli.quickstart.stages import DRAFT, MEASURE, READ, REPORT, TARGET, Stages
 from spec_trainer.cli.quickstart.tiny_arithmetic import bfloat16_products, one_thread
@@ -38,22 +40,15 @@ from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 from spec_trainer.data.tokens import Encoder
 from spec_trainer.measure.evaluation.document import summarise
 from spec_trainer.measure.evaluation.measure import decode_once_with, decode_with_draft, decode_without_draft
-from spec_trainer.measure.evaluation.workload import Workload
+from spec_trainer.measure.evaluation.workload import Prompts, Workload
 from spec_trainer.plan.resolve import resolve
 from spec_trainer.report.page import write_report
 from spec_trainer.run.directory import RunDirectory
 from spec_trainer.run.model_card import write_run_card
 from spec_trainer.run.serving import serving_commands
+from spec_trainer.run.spec import RunSpec
 from spec_trainer.training.wiring import create_engine
 from spec_trainer.workers.passes import decode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from spec_trainer.cli.quickstart.corpus import Document
-    from spec_trainer.measure.evaluation.workload import Prompts
-    from spec_trainer.run.spec import RunSpec
 
 T = TypeVar("T")
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spec_core.records import AcceptanceCounters
+from spec_core import Engine
+from spec_core.records import AcceptanceCounters, Generation, SamplingParams
+from spec_trainer.measure.evaluation.workload import Prompts
 from spec_trainer.workers.passes import decode_warm
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from spec_core import Engine
-    from spec_core.records import Generation, SamplingParams
-    from spec_trainer.measure.evaluation.workload import Prompts
-
-    Decode = Callable[[Sequence[int]], str]
+Decode = Callable[[Sequence[int]], str]
 
 log = logging.getLogger(__name__)
 

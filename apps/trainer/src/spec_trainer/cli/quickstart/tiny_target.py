@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import tokenizers
 import torch
@@ -31,12 +31,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from spec_core import Optimizer, TrainedWeight, map_here, plugins
 from spec_trainer.base.disk import new_folder
+from spec_trainer.cli.quickstart.corpus import Document
 from spec_trainer.cli.quickstart.tiny_arithmetic import bfloat16_products
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spec_trainer.cli.quickstart.corpus import Document
 
 Progress = Callable[[int, int, torch.Tensor], None]
 """Called with the step (from 1), the number of steps, and the loss in nats per token, a tensor on the device."""

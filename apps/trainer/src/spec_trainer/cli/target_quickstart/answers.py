@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from spec_core.errors import RunError
 from spec_core.wording import counted
 from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.commands.regenerate import regenerate_answers
-from spec_trainer.cli.target_quickstart.folder import read_all, read_document, write_document, write_rows
+from spec_trainer.cli.target_quickstart.folder import (
+    Round,
+    read_all,
+    read_document,
+    write_document,
+    write_rows,
+)
 from spec_trainer.cli.target_quickstart.recipe import FEWEST_ANSWER_TOKENS, answer_tokens
+from spec_trainer.cli.target_quickstart.work import Work
 from spec_trainer.measure.regeneration.request import RegenerationRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from spec_trainer.cli.target_quickstart.folder import Round
-    from spec_trainer.cli.target_quickstart.work import Work
 
 log = logging.getLogger(__name__)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 PROMPTS, COST, ANSWERS, TRAINING, FIGURES, REPORT = (
     "prompts", "cost", "answers", "training", "figures", "report",

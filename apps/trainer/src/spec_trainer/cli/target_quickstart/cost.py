@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_core import Draft, Engine
 from spec_core.records import SamplingParams
+from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.base.waiting import Waiting
 from spec_trainer.cli.commands.evaluate import export_untrained
 from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.cli.target_quickstart.recipe import draft_options
+from spec_trainer.cli.target_quickstart.work import Work
 from spec_trainer.data.prompts import load_prompts
 from spec_trainer.measure.evaluation.breakdown import break_down, rounds_that_can_pay, verdict
-from spec_trainer.measure.evaluation.workload import Workload
+from spec_trainer.measure.evaluation.workload import Prompts, Workload
 from spec_trainer.training.wiring import create_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from spec_core import Draft, Engine
-    from spec_trainer.base.time_limit import TimeLimit
-    from spec_trainer.cli.target_quickstart.work import Work
-    from spec_trainer.measure.evaluation.workload import Prompts
 
 log = logging.getLogger(__name__)
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from spec_core import Engine, foreign_errors
+from spec_core import Draft, Engine, TargetSpec, foreign_errors
 from spec_core.errors import PluginError, UsageError
 from spec_core.plugins import load_each
-from spec_trainer.cli.target_quickstart.recipe import engine_words
-from spec_trainer.configuration.engine_options import read_engine_options
+from spec_trainer.cli.target_quickstart.recipe import Machine, engine_words
+from spec_trainer.configuration.engine_options import EngineOptions, read_engine_options
 from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
-
-if TYPE_CHECKING:
-    from spec_core import Draft, TargetSpec
-    from spec_trainer.cli.target_quickstart.recipe import Machine
-    from spec_trainer.configuration.engine_options import EngineOptions
 
 Chosen = tuple["EngineOptions", tuple[str, ...]]
 """The options of an engine, and the ``engine.key=value`` arguments from which they were read."""

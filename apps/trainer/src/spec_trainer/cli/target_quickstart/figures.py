@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.commands.evaluate import evaluate_draft
-from spec_trainer.cli.target_quickstart.folder import read_all, read_document
+from spec_trainer.cli.target_quickstart.folder import Round, read_all, read_document
+from spec_trainer.cli.target_quickstart.work import Work
 from spec_trainer.measure.evaluation.request import EvaluationRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from spec_trainer.base.time_limit import TimeLimit
-    from spec_trainer.cli.target_quickstart.folder import Round
-    from spec_trainer.cli.target_quickstart.work import Work
 
 _FEWEST_TOKENS, _MOST_TOKENS = 8, 128
 _BATCHED = 6

@@ -7,18 +7,16 @@ trains the draft of the round before. Each file is written atomically, and a sta
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
 from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
 from spec_core.foreign import read_bytes
 from spec_trainer.base.disk import check_writable, locked_folder, write_atomically
 from spec_trainer.data.sources import read_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from contextlib import AbstractContextManager
-    from pathlib import Path
 
 _LEAST_MORE_S = 20.0
 """A budget that is larger by less adds no round."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from spec_trainer.cli.target_quickstart.cost import can_pay
 from spec_trainer.cli.target_quickstart.figures import expected_speedups
-from spec_trainer.cli.target_quickstart.folder import read_document
+from spec_trainer.cli.target_quickstart.folder import Round, read_document
 from spec_trainer.cli.target_quickstart.prompts import THE_TARGET
 from spec_trainer.cli.target_quickstart.training import MORE_STEPS, resolved_run
+from spec_trainer.cli.target_quickstart.work import Work
 from spec_trainer.run.few_steps import few_steps_warning
 from spec_trainer.run.serving import serving_commands
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from spec_trainer.cli.target_quickstart.folder import Round
-    from spec_trainer.cli.target_quickstart.work import Work
 
 
 def outcome(work: Work, one: Round) -> dict[str, Any]:

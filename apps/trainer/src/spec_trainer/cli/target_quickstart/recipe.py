@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from spec_core import Backend, foreign_errors
+from spec_core import Backend, Draft, Engine, TargetSpec, foreign_errors
 from spec_core.errors import PluginError
 from spec_core.plugins import availability, load_each
 from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS, FIRST_DRAFT_WORDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from spec_core import Draft, Engine, TargetSpec
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from spec_core.errors import RunError
 from spec_trainer.base.disk import write_atomically
@@ -23,21 +24,21 @@ from spec_trainer.cli.target_quickstart.budget import (
 )
 from spec_trainer.cli.target_quickstart.cost import can_pay, measure_cost
 from spec_trainer.cli.target_quickstart.figures import measure_draft
-from spec_trainer.cli.target_quickstart.folder import read_all, read_document, write_document, write_rows
+from spec_trainer.cli.target_quickstart.folder import (
+    Round,
+    read_all,
+    read_document,
+    write_document,
+    write_rows,
+)
 from spec_trainer.cli.target_quickstart.outcome import outcome
 from spec_trainer.cli.target_quickstart.prompts import rows_of_data, sample_questions, words_of
 from spec_trainer.cli.target_quickstart.recipe import answers_per_s
+from spec_trainer.cli.target_quickstart.request import TargetQuickstart
 from spec_trainer.cli.target_quickstart.training import resolved_run, train_draft
-from spec_trainer.cli.target_quickstart.work import check_request
+from spec_trainer.cli.target_quickstart.work import Work, check_request
 from spec_trainer.report.page import report_page
 from spec_trainer.run.model_card import evaluation_section, write_run_card
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from spec_trainer.cli.target_quickstart.folder import Round
-    from spec_trainer.cli.target_quickstart.request import TargetQuickstart
-    from spec_trainer.cli.target_quickstart.work import Work
 
 log = logging.getLogger(__name__)
 

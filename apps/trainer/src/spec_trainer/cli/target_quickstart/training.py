@@ -7,22 +7,18 @@ depends on the number of steps, and a run may be resumed with another one.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from spec_trainer.base.stop_request import Interrupted
 from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.commands.train import run_training
-from spec_trainer.cli.target_quickstart.folder import read_all, read_document, write_document
+from spec_trainer.cli.target_quickstart.folder import Round, read_all, read_document, write_document
 from spec_trainer.cli.target_quickstart.recipe import draft_options, training_words
+from spec_trainer.cli.target_quickstart.work import Work
 from spec_trainer.plan.resolve import resolve
 from spec_trainer.run.metrics import read_metrics
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from spec_trainer.cli.target_quickstart.folder import Round
-    from spec_trainer.cli.target_quickstart.work import Work
-    from spec_trainer.run.spec import RunSpec
+from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spec_core import Draft
+from spec_core import Draft, TargetSpec
 from spec_core.plugins import load_available
 from spec_trainer.base.hub import resolve_target
 from spec_trainer.cli.target_quickstart.engine import choose_engine
@@ -18,12 +18,9 @@ from spec_trainer.cli.target_quickstart.recipe import (
     lengths,
     look_at_machine,
 )
+from spec_trainer.cli.target_quickstart.request import TargetQuickstart
+from spec_trainer.configuration.engine_options import EngineOptions
 from spec_trainer.data.tokens import Encoder
-
-if TYPE_CHECKING:
-    from spec_core import TargetSpec
-    from spec_trainer.cli.target_quickstart.request import TargetQuickstart
-    from spec_trainer.configuration.engine_options import EngineOptions
 
 
 @dataclass(frozen=True, kw_only=True)

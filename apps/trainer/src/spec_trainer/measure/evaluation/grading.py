@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Any
 
 LETTERS = string.ascii_uppercase[:8]
 """Letters of the choices of a question. There are no more, because I is a word."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from spec_core.records import AcceptanceCounters, images_of
+from spec_trainer.measure.evaluation.measure import Passes
+from spec_trainer.measure.evaluation.workload import Workload
 from spec_trainer.workers.passes import Pass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from spec_trainer.measure.evaluation.measure import Passes
-    from spec_trainer.measure.evaluation.workload import Workload
 
 TEXT, IMAGES = "text", "images"
 

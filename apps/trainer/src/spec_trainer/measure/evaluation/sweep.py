@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_core.wording import counted
 from spec_trainer.measure.evaluation.validity import short_passes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from spec_trainer.workers.passes import Pass
+from spec_trainer.workers.passes import Pass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from spec_trainer.measure.evaluation.inputs import input_lines
 from spec_trainer.measure.evaluation.sweep import sweep_lines
 from spec_trainer.run.serving import closing_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 
 def evaluation_lines(document: Mapping[str, Any]) -> Iterator[str]:

@@ -9,8 +9,10 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
@@ -25,10 +27,6 @@ from spec_trainer.base.disk import (
     write_atomically,
 )
 from spec_trainer.configuration.chat import meta_of_answers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 FORMAT = "spec-trainer answers 1"
 

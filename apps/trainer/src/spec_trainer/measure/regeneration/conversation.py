@@ -9,22 +9,17 @@ replaced answer, it continued that answer and is dropped.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from spec_core.records import images_of
+from spec_core.records import ImageSource, images_of
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.image_parts import ROW_KEYS, TEXT_PROMPTS, count_images
 from spec_trainer.data.row_images import written_images
 from spec_trainer.data.rows import Chat, Text, Tokens, parse_row
-from spec_trainer.data.tokens import prompt_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from spec_core.records import ImageSource
-    from spec_trainer.data.tokens import Encoder, Opening
+from spec_trainer.data.tokens import Encoder, Opening, prompt_of
 
 _ASKING = ("user", "tool", "function")
 _ROW_KEYS = ("messages", "conversations", "text", "input_ids", "loss_mask")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
+from pathlib import Path
 from typing import Literal
 
 from spec_core.errors import ConfigError

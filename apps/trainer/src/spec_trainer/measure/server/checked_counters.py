@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from spec_core.records import AcceptanceCounters, ServerCounters
 from spec_core.wording import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LARGEST = 1 << 53
 """Largest count. Counts are divided as floats, which cannot hold every larger integer."""

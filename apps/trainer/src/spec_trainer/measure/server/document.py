@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
 
 from spec_core.records import AcceptanceCounters
 from spec_trainer.measure.evaluation.grading import accuracy
@@ -13,14 +15,9 @@ from spec_trainer.measure.evaluation.validity import (
     short_passes,
     unlikely_acceptance,
 )
+from spec_trainer.measure.server.load import ServedPass
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from decimal import Decimal
-
-    from spec_trainer.measure.server.load import ServedPass
-
-    Loads = Mapping[int, ServedPass]
+Loads = Mapping[int, ServedPass]
 
 _MOST_LISTED = 20
 

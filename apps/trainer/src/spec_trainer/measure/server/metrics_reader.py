@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Container
 
-from spec_core import Engine, foreign_errors
+from spec_core import Engine, Serving, foreign_errors
 from spec_core.errors import PluginError, SpecError
 from spec_core.foreign import cause
 from spec_core.plugins import find, load_each
+from spec_core.records import ServerCounters
 from spec_trainer.measure.server.checked_counters import checked_counters
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from spec_core import Serving
-    from spec_core.records import ServerCounters
 
 log = logging.getLogger(__name__)
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 from spec_core.errors import DataError
+from spec_trainer.configuration.chat import ChatConfig, PromptConfig
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.image_parts import PART
 from spec_trainer.data.row_images import ImageFiles
-from spec_trainer.data.rows import Chat, Text, parse_row
+from spec_trainer.data.rows import Chat, Text, Tokens, parse_row
 from spec_trainer.data.sources import check_answers, read_rows
 from spec_trainer.measure.evaluation.benchmarks import parse_benchmarks, read_benchmarks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from decimal import Decimal
-    from pathlib import Path
-
-    from spec_trainer.configuration.chat import ChatConfig, PromptConfig
-    from spec_trainer.data.rows import Tokens
-    from spec_trainer.measure.evaluation.request import EvaluationRequest
+from spec_trainer.measure.evaluation.request import EvaluationRequest
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from spec_trainer.measure.evaluation.evaluation_page import lines_under, load_plots, position_plot
 from spec_trainer.measure.server.tables import server_lines
 from spec_trainer.report.html import figures, text
 from spec_trainer.report.page import origin, page, warnings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def server_page(document: Mapping[str, Any]) -> str:

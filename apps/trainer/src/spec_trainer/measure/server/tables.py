@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from spec_trainer.measure.evaluation.tables import accuracy_sentence, break_even_sentence
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _HEADS = ("tokens/s", "speed-up", "per user", "TTFT ms", "p50", "p99", "ITL ms", "p50", "p99")
 

@@ -10,7 +10,8 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -20,9 +21,6 @@ from spec_core.foreign import parse_json_object, read_bytes
 from spec_core.validation import validate
 from spec_kit.sharding.safetensors_folder import new_digest
 from spec_trainer.base.disk import remove
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 META_FILE, CONFIG_FILE, STATE_FOLDER = "meta.json", "config.yaml", "state"
 BEST = "best"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from spec_core.errors import ArtifactError
 from spec_trainer.training.checkpoint.folder import (
@@ -16,10 +17,6 @@ from spec_trainer.training.checkpoint.folder import (
     step_folders,
     step_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
