@@ -118,11 +118,14 @@ def main() -> None:
     words.add_argument("--sampled", type=int, default=0, help="sampled answers to the first prompt")
     words.add_argument("--sampled-s", type=float, default=600.0, help="then no more answers are asked for")
     words.add_argument("--no-push", action="store_true")
+    words.add_argument("--v2", action="store_true", help="vLLM's second model runner, for all but P-EAGLE")
     words.add_argument("--start-s", type=float, default=250.0, help="longest start of a server")
     words.add_argument("words", nargs="*", help="of the server")
     given = words.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     os.environ[DRAFT_TOKEN_VARIABLE] = TOKEN
+    if given.v2:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     given.reference = given.reference or given.target
     is_waiting = bool(given.texts and given.draft)
     given.texts = given.texts or given.output / "texts.json"

@@ -26,7 +26,6 @@ PROGRAM = "spec_engine_vllm.subprocess_main"
 _NEEDED = (
     "spec_engine_vllm.vllm_ranks", "spec_engine_vllm.image_prompts", "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core", "vllm.v1.executor.uniproc_executor", "vllm.v1.worker.cpu_worker",
-    "vllm.v1.worker.gpu_model_runner",
 )  # fmt: skip
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _LONGEST = 1 << 20

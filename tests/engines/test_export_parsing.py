@@ -17,10 +17,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("states")]
 
 VLLM = """
 import json, sys
-from types import SimpleNamespace
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.qwen3_dflash import _dflash_layer_causal, _resolve_layer_attention
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 
 def read(target, folder, method):
     speculative = {"method": method, "model": folder, "num_speculative_tokens": 3}
@@ -33,7 +32,7 @@ def read(target, folder, method):
     model, fields = spec.draft_model_config, spec.draft_model_config.hf_config
     found = {
         "class": model.registry.resolve_model_cls(model.architectures, model)[0].__name__,
-        "layers": GPUModelRunner._get_eagle3_aux_layers_from_config(SimpleNamespace(speculative_config=spec)),
+        "layers": get_eagle3_aux_layers_from_config(spec),
         "vocab": [fields.vocab_size, getattr(fields, "draft_vocab_size", None)],
         "heads": [fields.num_attention_heads, fields.num_key_value_heads, fields.head_dim],
         "rope": fields.rope_parameters,

@@ -31,26 +31,15 @@ import sys
 from pathlib import Path
 
 
+@functools.cache
 def install() -> None:
     if importlib.util.find_spec("torchvision") is None:
         _do_without_torchvision()
     from vllm.platforms import current_platform
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    if getattr(GPUModelRunner, "_spec_rig", False):
-        return
-    GPUModelRunner._spec_rig = True
-    propose = GPUModelRunner.propose_draft_token_ids
-
-    def noting(self, *args, **kwargs):
-        with _token_positions(self):
-            drafted = propose(self, *args, **kwargs)
-        _note(self.input_batch.req_ids, drafted.tolist() if hasattr(drafted, "tolist") else drafted)
-        return drafted
-
-    GPUModelRunner.propose_draft_token_ids = noting
-    with contextlib.suppress(ImportError):
-        _watch_the_second_runner()
+    for watch in (_watch_the_first_runner, _watch_the_second_runner):
+        with contextlib.suppress(ImportError):
+            watch()
     _stream_to_clients(Path(os.environ["SPEC_TEST_DRAFTS"]).parent)
     if "SPEC_TEST_SWAPS" in os.environ:
         _watch_exchanges(Path(os.environ["SPEC_TEST_SWAPS"]))
@@ -135,6 +124,20 @@ def _look_at_models_here() -> None:
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda look: look()
+
+
+def _watch_the_first_runner() -> None:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    propose = GPUModelRunner.propose_draft_token_ids
+
+    def noting(self, *args, **kwargs):
+        with _token_positions(self):
+            drafted = propose(self, *args, **kwargs)
+        _note(self.input_batch.req_ids, drafted.tolist() if hasattr(drafted, "tolist") else drafted)
+        return drafted
+
+    GPUModelRunner.propose_draft_token_ids = noting
 
 
 def _watch_the_second_runner() -> None:

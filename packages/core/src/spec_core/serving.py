@@ -9,7 +9,8 @@ V1  ``check_export`` only reads files, and works where the program is not instal
     line, if no supported version of the program can serve an export.
 V2  ``availability`` returns whether a program that can serve the exports of a draft is installed here, before there
     is an export. If none is, ``reason`` is one line that says which version can and how to install it, and
-    ``versions`` has what is installed instead. It raises ConfigError, one line, if no version can.
+    ``versions`` has what is installed instead. If one is, ``reason`` is empty or one line that says with which
+    version and what to know about it. It raises ConfigError, one line, if no version can.
 V3  ``command`` returns a shell command of one line that starts the unmodified program with a draft folder and a
     number of draft tokens per round.
 V4  ``live_server_words`` returns further words of the command with which the program listens at a host and a port,

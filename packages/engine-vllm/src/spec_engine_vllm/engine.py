@@ -14,7 +14,7 @@ from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
 from spec_engine_vllm.serving import VllmServing
 from spec_engine_vllm.serving_format import check_vllm_folder
-from spec_engine_vllm.versions import DISTRIBUTIONS, VERSIONS, is_before_28, is_cpu_build
+from spec_engine_vllm.versions import DISTRIBUTIONS, VERSIONS, has_first_runner, is_before_28, is_cpu_build
 from spec_kit.hosting import Mode, ProgramReplica, SubprocessEngine, probe_version
 
 _IMAGE_ARGUMENTS = frozenset({"skip_mm_profiling", "mm_processor_kwargs", "limit_mm_per_prompt"})
@@ -42,7 +42,13 @@ class VllmEngine(SubprocessEngine):
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
         """Raise UsageError if vLLM cannot serve the draft as configured (E8)."""
-        check_vllm_folder(folder, target, is_cpu_build=is_cpu_build(), is_before_28=is_before_28())
+        check_vllm_folder(
+            folder,
+            target,
+            is_cpu_build=is_cpu_build(),
+            is_before_28=is_before_28(),
+            has_first_runner=has_first_runner(),
+        )
         cls.serving_method(config, draft, folder)
 
     @classmethod

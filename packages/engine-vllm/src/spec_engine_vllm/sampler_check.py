@@ -21,9 +21,14 @@ class SamplerCheck:
         never written. Only in this case, this process replaces the kernel's function by a correct function.
         """
         from vllm.platforms import current_platform
-        from vllm.v1.sample import rejection_sampler
 
-        if not current_platform.is_cpu() or _spreads_right(rejection_sampler):
+        if not current_platform.is_cpu():
+            return True
+        try:
+            from vllm.v1.sample import rejection_sampler
+        except ImportError:  # it is a part of vLLM's first model runner, which vLLM will remove
+            return True
+        if _spreads_right(rejection_sampler):
             return True
         log.warning("replacing vLLM's expand_batch_to_tokens, which is wrong on this CPU")
         rejection_sampler.expand_batch_to_tokens = spread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from spec_core import Draft, Serving, TargetSpec
@@ -15,11 +16,19 @@ from spec_engine_vllm.serving_format import (
     has_confidence_head,
     problem_before_28,
     problem_on_cpu,
+    problem_without_first_runner,
     speculation_by_load,
     vllm_command,
     vllm_problem,
 )
-from spec_engine_vllm.versions import BEFORE, DISTRIBUTIONS, VERSIONS, is_cpu_build, verifies_adaptively
+from spec_engine_vllm.versions import (
+    BEFORE,
+    DISTRIBUTIONS,
+    VERSIONS,
+    has_first_runner,
+    is_cpu_build,
+    verifies_adaptively,
+)
 from spec_engine_vllm.vllm_ranks import EXTENSION
 from spec_kit.hosting import SpeculativeMode, probe_version
 
@@ -32,7 +41,10 @@ class VllmServing(Serving):
         check_vllm_folder(folder, target)
 
     def availability(self, target: TargetSpec, draft: Draft) -> Availability:
-        """Return whether a vLLM that can serve the draft's exports is installed here (V2)."""
+        """Return whether a vLLM that can serve the draft's exports is installed here (V2).
+
+        If it would do so by its first model runner, which is deprecated, ``reason`` says so.
+        """
         if "vllm" not in draft.serving_methods:
             raise ConfigError(f"it does not serve draft {draft.name!r} with these options")
         if problem := vllm_problem(draft, target):
@@ -44,7 +56,12 @@ class VllmServing(Serving):
         if on_cpu and (problem := problem_on_cpu(draft, target)):
             reason = f"{problem}; for a GPU: pip install '{DISTRIBUTIONS[0]}{versions}'"
             return replace(found, ok=False, reason=reason)
-        return found if found.ok or needs_28 is None else replace(found, reason=f"{needs_28}; {found.reason}")
+        if not found.ok:
+            return found if needs_28 is None else replace(found, reason=f"{needs_28}; {found.reason}")
+        needs_first_runner = problem_without_first_runner(draft, target)
+        if needs_first_runner and not has_first_runner():
+            return replace(found, ok=False, reason=needs_first_runner)
+        return replace(found, reason=_by_first_runner(found)) if needs_first_runner or on_cpu else found
 
     def command(self, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> str:
         """Return the shell command that serves the draft with the installed vLLM or its CPU build."""
@@ -71,6 +88,13 @@ class VllmServing(Serving):
     def counters(self, metrics: str) -> ServerCounters | None:
         """Return the counters of a vLLM server from its metrics; None for another program."""
         return vllm_counters(metrics)
+
+
+def _by_first_runner(found: Availability) -> str:
+    installed = " ".join(chain(*found.versions.items()))
+    return (
+        f"{installed}, by vLLM's first model runner, which vLLM will remove (docs/engines.md says what then)"
+    )
 
 
 def _mode(draft: Draft, folder: Path, num_draft_tokens: int) -> SpeculativeMode:

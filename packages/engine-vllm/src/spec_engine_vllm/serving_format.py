@@ -122,13 +122,19 @@ def vllm_command(
 
 
 def check_vllm_folder(
-    folder: Path, target: TargetSpec, *, is_cpu_build: bool = False, is_before_28: bool = False
+    folder: Path,
+    target: TargetSpec,
+    *,
+    is_cpu_build: bool = False,
+    is_before_28: bool = False,
+    has_first_runner: bool = True,
 ) -> None:
     """Raise a one-line ArtifactError if vLLM would refuse the folder or misread it."""
     flaws = [*_FLAWS]
     flaws += _BEFORE_28 if is_before_28 else ()
     flaws += (_NO_LATENT_ON_CPU,) if is_cpu_build and is_before_28 else ()
     flaws += _ON_CPU if is_cpu_build else ()
+    flaws += () if has_first_runner else (_NEEDS_FIRST_RUNNER,)
     check_served("vLLM", flaws, folder, target)
 
 
@@ -145,6 +151,11 @@ def problem_before_28(draft: Draft, target: TargetSpec, *, is_cpu_build: bool) -
 def problem_on_cpu(draft: Draft, target: TargetSpec) -> str | None:
     """Return why no CPU build of vLLM serves the exports of ``draft``; None if one does."""
     return _problem(draft, target, _ON_CPU)
+
+
+def problem_without_first_runner(draft: Draft, target: TargetSpec) -> str | None:
+    """Return why a vLLM without its first model runner does not serve the exports of ``draft``; None if it does."""
+    return _problem(draft, target, (_NEEDS_FIRST_RUNNER,))
 
 
 def _problem(draft: Draft, target: TargetSpec, flaws: Iterable[Flaw]) -> str | None:
@@ -334,6 +345,11 @@ _ON_CPU = (
     ),
 )
 """Flaws that only vLLM's CPU build has, in each version."""
+_NEEDS_FIRST_RUNNER = Flaw(
+    "it guesses its chain in one pass, which needs vLLM's first model runner, and the installed vLLM has the second "
+    "one only; serve it with vLLM 0.33 or older, or train a dflash or dspark draft",
+    lambda draft: _guesses_in_one_pass(draft.fields),
+)
 _UNKNOWN_SELECTOR = Flaw(
     "its architecture is DFlash2DraftModel, which vLLM knows from 0.28 on; earlier ones draft as DFlash, without the "
     "selector and the convolutions",

