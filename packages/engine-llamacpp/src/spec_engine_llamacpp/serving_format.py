@@ -13,6 +13,7 @@ from typing import Any
 from spec_core import Draft, TargetSpec
 from spec_core.errors import ConfigError
 from spec_kit.drafting import (
+    QUANTISATION,
     Flaw,
     Json,
     ServedFolder,
@@ -103,6 +104,10 @@ def _lattice_is_too_wide(draft: ServedFolder) -> bool:
 
 
 _FLAWS = (
+    Flaw(
+        "its matrices are quantised as vLLM reads them; write a GGUF file of the draft as it was trained (q8_0)",
+        lambda draft: QUANTISATION in draft.fields,
+    ),
     Flaw(
         "it is in the layout of speculators; write it in the engines' own layout (spec-trainer convert)",
         lambda draft: "speculators_model_type" in draft.fields,

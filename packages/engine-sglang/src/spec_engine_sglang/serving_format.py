@@ -17,6 +17,7 @@ from typing import Any
 from spec_core import Draft, TargetSpec
 from spec_core.errors import ArtifactError, ConfigError
 from spec_kit.drafting import (
+    QUANTISATION,
     Flaw,
     Json,
     ServedFolder,
@@ -242,6 +243,11 @@ def _lacks_target_depth(draft: ServedFolder) -> bool:
 
 
 _FLAWS = (
+    Flaw(
+        "its matrices are quantised: SGLang has guessed with such drafts as if they were not (issue 39087), and was "
+        "not tried with this one's layout; export it without --dtype, or serve it with vLLM",
+        lambda draft: QUANTISATION in draft.fields,
+    ),
     Flaw(
         "it has latent attention in several layers, and SGLang has one layer with it",
         lambda draft: _LATENT_CHAIN in draft.architectures and draft.fields.get("num_hidden_layers") != 1,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from spec_core.errors import ConfigError
 from spec_kit.drafting import (
+    QUANTISATION,
     Flaw,
     ServedFolder,
     architectures,
@@ -291,6 +292,11 @@ _FLAWS = (
         "its model_type is deepseek_v3, with which vLLM takes it for the MTP head of a target; write deepseek_v2 "
         "(spec-trainer convert)",
         lambda draft: _is_latent_chain(draft) and draft.fields.get("model_type") == "deepseek_v3",
+    ),
+    Flaw(
+        "its matrices are quantised and it has latent attention, which were not tried in vLLM together; export it "
+        "without --dtype",
+        lambda draft: QUANTISATION in draft.fields and _is_latent_chain(draft),
     ),
     Flaw("its config.json has no pard_token, where vLLM looks for its mask token", _has_no_mask_token),
     Flaw(

@@ -25,6 +25,8 @@ def export_command(
     target: str | None = None,
     whole_target: bool = False,
     file_format: Format = None,
+    dtype: str | None = None,
+    prompts: Path | None = None,
     push_to_hub: str | None = None,
     logs: LogFlags = _LOGS,
 ) -> None:
@@ -44,6 +46,10 @@ def export_command(
         Write a copy of the target with the draft inside, for a draft that is part of its target (an MTP head).
     file_format
         Format of an engine's own, such as gguf: write one file, not a folder.
+    dtype
+        Write the matrices of the draft's layers in 8 bits, int8 or fp8, for the engines that load them.
+    prompts
+        Data file by whose prompts the acceptance length is measured with and without dtype.
     push_to_hub
         Repository of the Hugging Face hub, owner/name, to send the folder to; a new one is private.
     """
@@ -52,16 +58,28 @@ def export_command(
         raise ConfigError("--push-to-hub sends a folder: leave out --format")
     if whole_target and file_format is not None:
         raise ConfigError("--whole-target writes a folder: leave out --format")
+    if dtype is not None and (whole_target or file_format is not None):
+        raise ConfigError(f"--dtype={dtype} is for a draft's folder: leave out --format and --whole-target")
+    if prompts is not None and dtype is None:
+        raise ConfigError(f"--prompts={prompts} is for --dtype; spec-trainer evaluate measures any draft")
     from spec_trainer.base.hub import check_upload, upload_folder
     from spec_trainer.cli.commands.export import export_checkpoint
     from spec_trainer.cli.commands.formats import read_format
     from spec_trainer.run.serving import closing_lines
 
     wanted = read_format(file_format, overrides)
+    quantisation = None
+    if dtype is not None:
+        from spec_trainer.cli.commands.quantised import Quantisation
+
+        quantisation = Quantisation(dtype, prompts)
     if push_to_hub is not None:
         check_upload(push_to_hub)
-    exported = export_checkpoint(checkpoint, output, target, whole_target=whole_target, file_format=wanted)
-    print_text("\n".join((f"draft: {exported['draft']}", *closing_lines(exported))))
+    exported = export_checkpoint(
+        checkpoint, output, target, whole_target=whole_target, file_format=wanted, quantisation=quantisation
+    )
+    lines = (f"draft: {exported['draft']}", *exported.get("notes", ()), *closing_lines(exported))
+    print_text("\n".join(lines))
     if push_to_hub is not None:
         print_text(f"on the hub: {upload_folder(output, push_to_hub)}")
 

@@ -7,7 +7,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from spec_core import Backend
+from spec_core.errors import ConfigError
 from spec_core.plugins import load_available
+from spec_kit.drafting import QUANTISATION, read_config
 from spec_kit.drafting.draft_files import check_finite
 from spec_trainer.push.servers import connect_servers, open_publisher
 from spec_trainer.run.draft_folder import check_draft
@@ -27,6 +29,10 @@ def publish_draft(request: PushRequest, target: TargetSpec) -> PublishReport:
     from safetensors.torch import load_file
 
     check_draft(request.draft_model, target, None)
+    if QUANTISATION in (read_config(request.draft_model) or {}):
+        raise ConfigError(
+            f"draft {request.draft_model} is quantised, and no server takes that; push the original"
+        )
     check_finite(request.draft_model)
     backend_type = load_available(Backend, request.backend)
     backend = backend_type(backend_type.Config())

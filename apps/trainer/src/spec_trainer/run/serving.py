@@ -93,6 +93,12 @@ def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_t
     return {name: answer for name, answer in answers if isinstance(answer, str)}
 
 
+def refusals(target: TargetSpec, draft: Draft, folder: Path) -> dict[str, SpecError]:
+    """Return why engines do not accept the draft in ``folder``, by engine; those without a plugin are left out."""
+    answers = _commands(target, draft, folder, lambda _: "")
+    return {name: answer for name, answer in answers if not isinstance(answer, str)}
+
+
 def commands_by_load(
     target: TargetSpec, draft: Draft, folder: Path, draft_tokens: Mapping[int, int], serve: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:

@@ -47,6 +47,9 @@ class BlockDraft(ServedDraft[C, S]):
     DFlash is arXiv 2602.06036.
     """
 
+    # vLLM 0.28 takes the stored matrices of keys and values for their weights (``_build_context_kv_buffers``).
+    quantised_modules = ("o_proj", "gate_proj", "up_proj", "down_proj")
+
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` config.json under the names that engines read.

@@ -36,6 +36,8 @@ class ChainDraft(ServedDraft[C, S]):
     EAGLE-3 is arXiv 2503.01840. The vocabulary of the head may be reduced.
     """
 
+    quantised_modules = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` config.json, under the names that engines read.

@@ -30,6 +30,7 @@ from spec_kit.drafting.draft_files import (
 from spec_kit.drafting.draft_folder import recognise
 from spec_kit.drafting.draft_shape import DraftShape, head_fields, layer_range_problem, read_layers
 from spec_kit.drafting.latent_shape import LatentShape
+from spec_kit.drafting.quantised_draft import QUANTISATION, QUANTISED_DTYPES, quantise_folder
 from spec_kit.drafting.served_draft import ServedDraft
 from spec_kit.drafting.step_cost import FROZEN, TEACHER, TRAINED, StepCost, num_weights
 from spec_kit.drafting.vocabulary_shape import VocabularyShape
@@ -48,6 +49,8 @@ else:
 __all__ = [
     "FP8_MULTIPLE",
     "FROZEN",
+    "QUANTISATION",
+    "QUANTISED_DTYPES",
     "TEACHER",
     "TRAINED",
     "BatchProposer",
@@ -82,6 +85,7 @@ __all__ = [
     "num_weights",
     "parallel_mask_token",
     "present",
+    "quantise_folder",
     "read_config",
     "read_layers",
     "read_mapping",

@@ -14,6 +14,7 @@ from spec_core import foreign_errors, read_json_object
 from spec_core.errors import ArtifactError
 from spec_core.foreign import check_regular
 from spec_core.wording import shown
+from spec_kit.drafting.quantised_draft import CONFIG, QUANTISATION, SCALE, TENSORS, quantisation, restored
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,6 @@ Shapes = dict[str, tuple[int, ...]]
 Size = Annotated[int, pydantic.Field(ge=1)]
 """A positive integer."""
 
-_CONFIG, _TENSORS = "config.json", "model.safetensors"
 DOWNLOAD_FIRST = "a draft of the hub has to be downloaded first (hf download OWNER/NAME --local-dir FOLDER)"
 _OTHER_WEIGHTS = {
     "pytorch_model.bin": "a pickle can run code; save its tensors by safetensors.torch.save_file",
@@ -46,7 +46,7 @@ def read_config(folder: Path) -> Json | None:
 
     Raises ArtifactError for a file that holds no JSON object.
     """
-    file = folder / _CONFIG
+    file = folder / CONFIG
     return read_json_object(file, ArtifactError) if file.exists() else None
 
 
@@ -99,42 +99,53 @@ def present(fields: Json) -> Json:
 
 def config_error(folder: Path, problem: str) -> ArtifactError:
     """Return the error for a config.json with this problem."""
-    return ArtifactError(f"{folder / _CONFIG}: {problem}")
+    return ArtifactError(f"{folder / CONFIG}: {problem}")
 
 
 def read_shapes(folder: Path) -> Shapes:
     """Return the shape of every tensor of the draft, without reading tensor data.
 
-    Raises ArtifactError if the file is incomplete, or if engines cannot load a tensor's dtype. Quantised weights
-    have such a dtype.
+    Scales of quantised matrices are left out. Raises ArtifactError if the file is incomplete, or if engines cannot
+    load a tensor's dtype, or would take it for another one.
     """
     from safetensors import safe_open
 
-    file = folder / _TENSORS
+    file = folder / TENSORS
     for other, remedy in _OTHER_WEIGHTS.items():
         if not file.exists() and (folder / other).exists():
-            raise ArtifactError(f"draft {folder} has {other} in place of {_TENSORS}: {remedy}")
+            raise ArtifactError(f"draft {folder} has {other} in place of {TENSORS}: {remedy}")
     check_regular(file, ArtifactError)
-    shapes: Shapes = {}
+    form, shapes = quantisation(read_config(folder) or {}, folder), Shapes()
     with (
         foreign_errors(ArtifactError, f"draft tensors {file} are no complete safetensors file"),
         safe_open(file, framework="np") as tensors,
     ):
-        for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
+        names = set(tensors.keys())
+        scales = {name + SCALE for name in names} & names if form is not None else set[str]()
+        for name in sorted(names - scales):
             stored = tensors.get_slice(name)
             allowed = _STORED_DTYPES.get(name.rpartition(".")[2], _STORED_FLOATS)
+            if form is not None and name + SCALE in scales:
+                allowed = (form.stored,)
+                found, wanted = tensors.get_slice(name + SCALE).get_shape(), [stored.get_shape()[0], 1]
+                if found != wanted:
+                    raise ArtifactError(
+                        f"draft {folder}: {name + SCALE} has shape {found}, expected {wanted}"
+                    )
             if stored.get_dtype() not in allowed:
                 raise ArtifactError(
-                    f"draft {folder}: {_TENSORS}: {name} has dtype {stored.get_dtype()}, expected "
+                    f"draft {folder}: {TENSORS}: {name} has dtype {stored.get_dtype()}, expected "
                     f"{' or '.join(allowed)}"
                 )
             shapes[name] = tuple(stored.get_shape())
+    if form is not None and not scales:
+        raise config_error(folder, f"{QUANTISATION} says that weights are quantised, and none is; remove it")
     return shapes
 
 
 def check_shapes(folder: Path, found: Shapes, required: Shapes, optional: Shapes) -> None:
     """Raise ArtifactError for a missing or unknown tensor, or a shape that contradicts config.json."""
-    where, allowed = f"draft {folder}: {_TENSORS}", required | optional
+    where, allowed = f"draft {folder}: {TENSORS}", required | optional
     if missing := sorted(required.keys() - found.keys()):
         raise ArtifactError(f"{where} lacks {', '.join(missing)}")
     if extra := sorted(found.keys() - allowed.keys()):
@@ -147,16 +158,22 @@ def check_shapes(folder: Path, found: Shapes, required: Shapes, optional: Shapes
 
 
 def load_tensors(folder: Path, stored_names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Load tensors in the file's dtypes. ``stored_names``: name in the result -> name in the file."""
+    """Load tensors in the file's dtypes, but quantised ones in float32.
+
+    ``stored_names``: name in the result -> name in the file.
+    """
     from safetensors import safe_open
 
-    path = folder / _TENSORS
+    path = folder / TENSORS
     check_regular(path, ArtifactError)
     with (
         foreign_errors(ArtifactError, f"draft tensors {path} cannot be read"),
         safe_open(path, framework="pt") as file,
     ):
-        return {name: file.get_tensor(stored) for name, stored in stored_names.items()}
+        tensors = {name: file.get_tensor(stored) for name, stored in stored_names.items()}
+        scales = {name: f"{stored}{SCALE}" for name, stored in stored_names.items()}
+        scaled = {name: scale for name, scale in scales.items() if scale in file.keys()}  # noqa: SIM118
+        return tensors | {name: restored(tensors[name], file.get_tensor(scaled[name])) for name in scaled}
 
 
 def check_finite(folder: Path) -> None:
@@ -176,7 +193,7 @@ def check_finite(folder: Path) -> None:
 def _check_finite(name: str, tensor: Tensor, where: str) -> None:
     import torch
 
-    if not torch.isfinite(tensor).all():
+    if not torch.isfinite(tensor.float() if tensor.itemsize == 1 else tensor).all():
         raise ArtifactError(
             f"{where}: {name} holds values that are not finite (NaN or infinity): its training diverged or its file "
             "was damaged; use an earlier checkpoint"
@@ -208,6 +225,6 @@ def write_draft(draft: Draft, weights: Mapping[str, Tensor], target: TargetSpec,
     stored = {name: tensor.cpu().clone().contiguous() for name, tensor in exported}
     for name, tensor in stored.items():
         _check_finite(name, tensor, f"the {draft.name} draft")
-    save_file(stored, folder / _TENSORS, metadata={"format": "pt"})
+    save_file(stored, folder / TENSORS, metadata={"format": "pt"})
     config = json.dumps(draft.exported_config(target), indent=2) + "\n"
-    (folder / _CONFIG).write_text(config, encoding="utf-8")
+    (folder / CONFIG).write_text(config, encoding="utf-8")

@@ -65,6 +65,8 @@ class ServedDraft(Draft, Generic[C, S]):
 
     An exported config.json records the number under this name. No engine reads it.
     """
+    quantised_modules: ClassVar[tuple[str, ...]] = ()
+    """Last names of the layers' modules whose matrices may be exported in 8 bits; empty if engines load none."""
     may_copy_head: ClassVar[bool] = False
     """Whether the folder of a draft without a trained head may hold a copy of the target's head."""
 

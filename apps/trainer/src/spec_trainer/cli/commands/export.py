@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from spec_core import Draft, TargetSpec
     from spec_trainer.cli.commands.formats import ExportFormat
+    from spec_trainer.cli.commands.quantised import Quantisation
 
 
 def export_checkpoint(
@@ -35,12 +36,13 @@ def export_checkpoint(
     *,
     whole_target: bool = False,
     file_format: ExportFormat | None = None,
+    quantisation: Quantisation | None = None,
 ) -> dict[str, Any]:
-    """Write the draft of ``checkpoint`` into ``output``; return path, figures and serving commands.
+    """Write the draft of ``checkpoint`` into ``output``; return path, figures, notes and serving commands.
 
     ``target_folder``: the new path of the target, if its folder was moved; it must be the target that the draft was
     trained for. ``whole_target``: write a copy of the target with the draft inside. ``file_format``: write a file of
-    an engine's format, not a folder.
+    an engine's format, not a folder. ``quantisation``: how to write the layers' matrices in 8 bits.
     """
     from spec_kit.drafting.draft_folder import recognise
     from spec_kit.targets import check_outside, read_target
@@ -60,7 +62,7 @@ def export_checkpoint(
     draft.check_target(target)
     num_draft_tokens = config.decode.num_draft_tokens or draft.default_draft_tokens
     weights = read_weights(types["strategy"], checkpoint)
-    figures = {"draft": str(output), "eval_acceptance_length": meta.acceptance_length}
+    figures: dict[str, Any] = {"draft": str(output), "eval_acceptance_length": meta.acceptance_length}
     if file_format is not None:
         return figures | {"serve": file_format.write(draft, weights, target, output)}
     if whole_target:
@@ -69,7 +71,10 @@ def export_checkpoint(
         target = read_target(output)
         draft = recognise(output, target)
     else:
-        export_draft(draft, weights, target, output, config.data)
+        if quantisation is None:
+            export_draft(draft, weights, target, output, config.data)
+        else:
+            figures["notes"] = quantisation.write(draft, weights, target, output, config.data)
         of_run = figures_of_run(RunDirectory(checkpoint.absolute().parent.parent).summary, meta.step)
         of_step = {"steps": meta.step, "eval_acceptance_length": meta.acceptance_length}
         write_run_card(output, draft, target, config, of_run or of_step)
