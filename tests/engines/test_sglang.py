@@ -17,6 +17,8 @@ from spec_backend_cpu.backend import CpuBackend
 from spec_core import EngineContext
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_engine_sglang.arguments import ENVIRONMENT, server_arguments
+from spec_kit.hosting import PlainMode
 from spec_kit.targets.target_reader import read_target
 from spec_testing.answer_checks import assert_guess_depths
 
@@ -36,8 +38,22 @@ pytestmark = [
     pytest.mark.xdist_group("sglang"),
     pytest.mark.timeout(600),
 ]
-LAYERS = (0, 3, 8)
-"""The embedding, a layer, and what enters the final norm."""
+LAYERS = (0, 3, 5, 8)
+"""The embedding, two layers, and what enters the final norm."""
+OWN_LAYERS = (3, 5)
+"""Those of them that SGLang's own capture has."""
+OWN_CAPTURE = """
+import json, sys
+import sglang
+arguments, prompts = json.loads(sys.argv[1])
+engine = sglang.Engine(**arguments)
+for prompt in prompts:
+    answer = engine.generate(
+        input_ids=prompt, sampling_params={"max_new_tokens": 1}, return_hidden_states=True
+    )
+    print("STATES", json.dumps(answer["meta_info"]["hidden_states"]))
+engine.shutdown()
+"""
 
 
 def test_latencies_of_loads_are_those_that_a_client_measures(llama, trained_draft, tmp_path) -> None:
@@ -63,18 +79,51 @@ def engine(llama: Path, sglang_environment: None) -> Iterator[SglangEngine]:  # 
         yield engine
 
 
-def test_states_are_those_of_transformers(llama, engine) -> None:
-    """Several requests share a pass, and one comes in chunks."""
-    target = read_target(llama)
-    schema = FeatureSchema(layers=LAYERS, hidden_size=target.hidden_size, dtype="float32")
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """The last one runs in chunks."""
     draw = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(3, 97, (length,), generator=draw).tolist() for length in (5, 17, 150)]
+    return [torch.randint(3, 97, (length,), generator=draw).tolist() for length in (5, 17, 150)]
+
+
+def states_of(engine: SglangEngine, prompts: list[list[int]]) -> list[torch.Tensor]:
+    """Return the states [T, N, H] of prompts that may share forward passes."""
+    schema = FeatureSchema(layers=LAYERS, hidden_size=engine.target.hidden_size, dtype="float32")
     requests = [CaptureRequest(request_id=0, input_ids=tuple(ids), destinations=()) for ids in prompts]
-    states = captured(engine, engine.context.backend.transport("colocated"), schema, requests)
-    reference = Transformer(llama)
+    return captured(engine, engine.context.backend.transport("colocated"), schema, requests)
+
+
+def test_states_are_those_of_transformers(llama, engine, prompts) -> None:
+    states, reference = states_of(engine, prompts), Transformer(llama)
     for number, prompt in enumerate(prompts):
         expected = reference.hidden(prompt)[:, list(LAYERS)]
         torch.testing.assert_close(states[number], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_states_are_those_of_sglangs_own_capture(engine, prompts, monkeypatch) -> None:
+    """Each prompt runs alone, in either process, so that both compute the same sums.
+
+    Of a prompt that runs in chunks, SGLang returns the last chunk's states.
+    """
+    arguments = server_arguments(engine.config, engine.target, None, PlainMode())
+    arguments |= {
+        "enable_return_aux_hidden_states": True,
+        "speculative_algorithm": "EAGLE3",
+        "return_aux_hidden_state_layer_ids": [layer - 1 for layer in OWN_LAYERS],
+    }
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    words = [sys.executable, "-c", OWN_CAPTURE, json.dumps([arguments, prompts])]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, check=False)
+    lines = [line.removeprefix("STATES ") for line in done.stdout.splitlines() if line.startswith("STATES ")]
+    assert len(lines) == len(prompts), done.stderr[-3000:]
+    columns = [LAYERS.index(layer) for layer in OWN_LAYERS]
+    for prompt, line in zip(prompts, lines, strict=True):
+        (rows,) = json.loads(line)
+        assert len(rows) == (len(prompt) - 1) % engine.config.batch_tokens + 1
+        (ours,) = states_of(engine, [prompt])
+        assert torch.equal(ours[-len(rows) :, columns].flatten(1), torch.tensor(rows))
 
 
 def test_texts_and_acceptance_are_those_of_transformers(llama, engine, trained_draft) -> None:
