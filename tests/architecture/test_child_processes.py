@@ -7,11 +7,11 @@ as LIBRARIES says. Whole runs are traced in ``tests/integration``: their working
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from .sources import ROOT, SOURCES, text, tree, walked
+
 INHERITS = "inherits PYTHONSAFEPATH from the command or worker that it is called in"
 SETS = "sets PYTHONSAFEPATH, -P or -I for its child"
 NO_PYTHON = "starts a program that is no Python"
@@ -54,29 +54,21 @@ CALLS = re.compile(
 )
 
 
-def starts(tree: ast.Module) -> set[str]:
+def starts(module: ast.Module) -> set[str]:
     """Names of the calls that start a process."""
-    names = (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    names = (ast.unparse(node.func) for node in walked(module) if isinstance(node, ast.Call))
     return {name for name in names if CALLS.fullmatch(name)}
 
 
 def test_every_start_of_a_process_is_listed_with_its_reason():
     """And none stays in the list that is not there any more."""
-    found = {
-        (str(file.relative_to(ROOT)), name)
-        for file in sorted(ROOT.glob("*/*/src/**/*.py"))
-        for name in starts(ast.parse(file.read_text(encoding="utf-8")))
-    }
+    found = {(str(file.relative_to(ROOT)), name) for file in SOURCES for name in starts(tree(file))}
     assert found == STARTS.keys()
 
 
 def test_who_says_python_itself_is_listed_too():
     """A command that is made in one place and started in another."""
-    found = {
-        str(file.relative_to(ROOT))
-        for file in sorted(ROOT.glob("*/*/src/**/*.py"))
-        if "sys.executable" in file.read_text(encoding="utf-8")
-    }
+    found = {str(file.relative_to(ROOT)) for file in SOURCES if "sys.executable" in text(file)}
     assert found <= {file for file, _ in STARTS}
 
 
@@ -95,4 +87,4 @@ def test_who_says_python_itself_is_listed_too():
     ],
 )
 def test_a_new_start_would_be_found(code):
-    assert starts(ast.parse(code, mode="exec"))
+    assert starts(ast.parse(code))

@@ -3,11 +3,11 @@
 import ast
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from .sources import ROOT, tree, walked
+
 SOURCES = {
     ".".join(file.relative_to(folder).with_suffix("").parts): file
     for folder in ROOT.glob("*/*/src")
@@ -27,11 +27,11 @@ BASES = ("spec_core", "spec_processes", "spec_kit")
 """Packages that all others may name, each those before it."""
 
 
-def named_modules(tree: ast.Module) -> set[str]:
+def named_modules(module: ast.Module) -> set[str]:
     """Modules of ours that strings name, alone or before a colon or an attribute."""
     strings = {
         node.value
-        for node in ast.walk(tree)
+        for node in walked(module)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     words = {word for word in strings if re.fullmatch(r"spec_\w+(\.\w+)+(:\w+)?", word)}
@@ -56,7 +56,7 @@ def test_strings_keep_the_layers():
     found = [
         f"{importer} names {imported}"
         for importer, file in SOURCES.items()
-        for imported in named_modules(ast.parse(file.read_text(encoding="utf-8")))
+        for imported in named_modules(tree(file))
         if not is_allowed(importer, imported)
     ]
     assert found == []

@@ -4,11 +4,11 @@ import ast
 import re
 import tomllib
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from .sources import ROOT, tree, walked
+
 SHARED = ("core", "processes", "kit", "testing")
 SOURCES = [
     *(file for name in SHARED for file in ROOT.glob(f"packages/{name}/src/**/*.py")),
@@ -74,16 +74,16 @@ def exported_architectures() -> set[str]:
     found = {
         word
         for file in DRAFTS
-        for text in strings(ast.parse(file.read_text(encoding="utf-8")))
+        for text in strings(tree(file))
         for word in re.findall(r"\b[A-Z]\w*(?:ForCausalLM\w*|DraftModel)\b", text)
     }
     return found - TARGETS
 
 
-def strings(tree: ast.Module) -> list[str]:
+def strings(module: ast.Module) -> list[str]:
     """Return every string of the code but docstrings and torch's words for devices, which are no plugins."""
     excluded: set[int] = set()
-    for node in ast.walk(tree):
+    for node in walked(module):
         match node:
             case ast.Expr(value=ast.Constant() as documentation):
                 excluded.add(id(documentation))
@@ -95,25 +95,21 @@ def strings(tree: ast.Module) -> list[str]:
                 excluded.add(id(device))
     return [
         node.value
-        for node in ast.walk(tree)
+        for node in walked(module)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in excluded
     ]
 
 
-def named(tree: ast.Module, names: set[str]) -> set[str]:
-    """Return which of ``names`` stand, in any case, as words in the strings of ``tree``."""
-    words = {word.lower() for text in strings(tree) for word in re.findall(r"[^\W_]\w*", text)}
+def named(module: ast.Module, names: set[str]) -> set[str]:
+    """Return which of ``names`` stand, in any case, as words in the strings of ``module``."""
+    words = {word.lower() for text in strings(module) for word in re.findall(r"[^\W_]\w*", text)}
     return {name for name in names if name.lower() in words}
 
 
 def test_core_and_application_name_no_plugin():
     """Nothing stays in the list of what is allowed that is not needed any more."""
     names = plugin_names() | exported_architectures() | VENDORS
-    found = {
-        (str(file.relative_to(ROOT)), name)
-        for file in SOURCES
-        for name in named(ast.parse(file.read_text(encoding="utf-8")), names)
-    }
+    found = {(str(file.relative_to(ROOT)), name) for file in SOURCES for name in named(tree(file), names)}
     assert found == ALLOWED
 
 

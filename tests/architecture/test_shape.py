@@ -11,10 +11,8 @@ import pytest
 import spec_core
 
 from .private_imports import LIBRARIES, MODULES, PACKAGES
+from .sources import ROOT, SOURCES, text, tree, walked
 
-ROOT = Path(__file__).parents[2]
-SOURCES = sorted(ROOT.glob("*/*/src/**/*.py"))
-TREES = {file.relative_to(ROOT): ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES}
 PUBLIC_NAMES = Path(__file__).with_name("public_names.txt")
 
 MAX_MODULE_LINES = 400
@@ -27,8 +25,8 @@ PLUGIN_NAMES = (
 BRANCH_ON_A_NAME = re.compile(rf"[=!]= ?['\"]({PLUGIN_NAMES})['\"]|['\"]({PLUGIN_NAMES})['\"] ?[=!]=")
 
 
-def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+def functions(module: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in walked(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -76,15 +74,15 @@ def test_the_sources_are_found():
 
 
 def test_no_module_is_too_long():
-    lengths = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8").count("\n") for file in SOURCES}
+    lengths = {str(file.relative_to(ROOT)): text(file).count("\n") for file in SOURCES}
     assert {name: lines for name, lines in lengths.items() if lines > MAX_MODULE_LINES} == {}
 
 
 def test_no_function_is_too_long():
     sizes = {
-        f"{file}:{function.lineno} {function.name}": code_lines(function)
-        for file, tree in TREES.items()
-        for function in functions(tree)
+        f"{file.relative_to(ROOT)}:{function.lineno} {function.name}": code_lines(function)
+        for file in SOURCES
+        for function in functions(tree(file))
     }
     assert {name: lines for name, lines in sizes.items() if lines > MAX_FUNCTION_LINES} == {}
 
@@ -93,7 +91,7 @@ def test_nobody_branches_on_a_plugins_name():
     found = [
         f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
         for file in SOURCES
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        for number, line in enumerate(text(file).splitlines(), start=1)
         if BRANCH_ON_A_NAME.search(line)
     ]
     assert found == []
@@ -105,10 +103,10 @@ def test_nobody_writes_the_environment():
     But for one variable: multiprocessing and other libraries start children that nobody can hand anything to.
     """
     found = [
-        f"{file}:{node.lineno}"
-        for file, tree in TREES.items()
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in SOURCES
         if file.name != "safe_path.py"
-        for node in ast.walk(tree)
+        for node in walked(tree(file))
         if writes_environment(node)
     ]
     assert found == []
@@ -166,7 +164,7 @@ def test_what_core_publishes_comes_from_core():
         f"{file.relative_to(ROOT)}:{node.lineno}: {', '.join(published & {name.name for name in node.names})}"
         for file in files
         if "spec_core" not in file.parts
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in walked(tree(file))
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("spec_core.")
         if published & {name.name for name in node.names}
     ]

@@ -2,19 +2,15 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from .sources import ROOT, SOURCES, tree, walked
+
 WORDS = frozenset(
     {"cuda", "gpu", "npu", "xpu", "mps", "nccl", "hccl", "ascend", "torch_npu", "is_cuda", "is_npu", "is_xpu"}
 )
-SOURCES = [
-    file
-    for file in sorted(ROOT.glob("*/*/src/**/*.py"))
-    if not file.relative_to(ROOT).parts[1].startswith("backend-")
-]
+OUTSIDE = [file for file in SOURCES if not file.relative_to(ROOT).parts[1].startswith("backend-")]
 CONFORMANCE = "packages/testing/src/spec_testing/conformance.py"
 STAND_IN = "packages/strategy-megatron/src/spec_strategy_megatron/stand_in.py"
 SECOND = "vllm.v1.worker.gpu"
@@ -38,10 +34,10 @@ NAMED = {
 """Strings that decide nothing about hardware."""
 
 
-def vendor_names(tree: ast.Module) -> list[str]:
+def vendor_names(module: ast.Module) -> list[str]:
     """Attributes, names, imports and one-word strings that are a vendor's; prose (docstrings, messages) is not."""
     found = []
-    for node in ast.walk(tree):
+    for node in walked(module):
         match node:
             case ast.Attribute(attr=text) | ast.Name(id=text) | ast.arg(arg=text):
                 found.append(text)
@@ -58,11 +54,7 @@ def vendor_names(tree: ast.Module) -> list[str]:
 
 def test_nothing_outside_the_backends_names_a_vendor():
     """And no exception stays in the list that is not needed any more."""
-    found = {
-        (str(file.relative_to(ROOT)), text)
-        for file in SOURCES
-        for text in vendor_names(ast.parse(file.read_text(encoding="utf-8")))
-    }
+    found = {(str(file.relative_to(ROOT)), text) for file in OUTSIDE for text in vendor_names(tree(file))}
     assert found == NAMED
 
 

@@ -3,12 +3,11 @@
 import ast
 import re
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SOURCES = sorted(ROOT.glob("*/*/src/**/*.py"))
+from .sources import ROOT, SOURCES, text, tree, walked
+
 PROGRAMS = [
     file for folder in ("tests", "benchmarks", "examples") for file in sorted((ROOT / folder).rglob("*.py"))
 ]
@@ -58,11 +57,11 @@ MAY_REPEAT = {"main"}
 """The entry of a program has the same name in each."""
 
 
-def docstrings(tree: ast.Module) -> list[tuple[int, str]]:
+def docstrings(module: ast.Module) -> list[tuple[int, str]]:
     """Return line and text of every docstring, those of attributes too."""
     return [
         (statement.lineno, statement.value.value.strip())
-        for node in ast.walk(tree)
+        for node in walked(module)
         for statement in (
             getattr(node, "body", None) if isinstance(getattr(node, "body", None), list) else ()
         )
@@ -72,9 +71,9 @@ def docstrings(tree: ast.Module) -> list[tuple[int, str]]:
     ]
 
 
-def fragments(tree: ast.Module, pattern: re.Pattern[str] = FRAGMENT) -> list[int]:
+def fragments(module: ast.Module, pattern: re.Pattern[str] = FRAGMENT) -> list[int]:
     """Return the lines of docstrings whose first line cannot be read alone."""
-    return [line for line, text in docstrings(tree) if pattern.match(text)]
+    return [line for line, found in docstrings(module) if pattern.match(found)]
 
 
 FOREIGN = re.compile(
@@ -85,24 +84,26 @@ FOREIGN = re.compile(
 """Names that are vLLM's, SGLang's and transformers'."""
 
 
-def dropped_words(text: str) -> list[tuple[int, str]]:
+def dropped_words(written: str) -> list[tuple[int, str]]:
     """Return line and word of each dropped word, also within names."""
     return [
         (number, found[0].lower())
-        for number, line in enumerate(text.splitlines(), start=1)
+        for number, line in enumerate(written.splitlines(), start=1)
         for found in WORD.finditer(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", FOREIGN.sub("", line)))
     ]
 
 
-def top_level_names(tree: ast.Module) -> list[str]:
+def top_level_names(module: ast.Module) -> list[str]:
     """Return the public classes and functions that a module defines."""
     kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    return [node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+    return [node.name for node in module.body if isinstance(node, kinds) and not node.name.startswith("_")]
 
 
-def bare_methods(trees: list[ast.Module]) -> list[str]:
+def bare_methods(modules: list[ast.Module]) -> list[str]:
     """Return the public methods without a docstring of their own or of a method that they override."""
-    classes = {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    classes = {
+        node.name: node for module in modules for node in walked(module) if isinstance(node, ast.ClassDef)
+    }
 
     def is_documented(owner: str, method: str) -> bool:
         if owner not in classes:
@@ -123,7 +124,7 @@ def bare_methods(trees: list[ast.Module]) -> list[str]:
 
 
 def test_public_methods_are_documented():
-    assert bare_methods([ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES]) == []
+    assert bare_methods(list(map(tree, SOURCES))) == []
 
 
 def test_a_bare_method_is_found_and_an_overriding_one_is_not():
@@ -138,7 +139,7 @@ def test_docstrings_can_be_read_alone():
         f"{file.relative_to(ROOT)}:{line}"
         for files, pattern in ((SOURCES, FRAGMENT), (PROGRAMS, OPENING))
         for file in files
-        for line in fragments(ast.parse(file.read_text(encoding="utf-8")), pattern)
+        for line in fragments(tree(file), pattern)
     ]
     assert found == []
 
@@ -147,7 +148,7 @@ def test_dropped_words_stay_away():
     found = [
         f"{file.relative_to(ROOT)}:{line}: {word!r}"
         for file in [*SOURCES, *PAGES]
-        for line, word in dropped_words(file.read_text(encoding="utf-8"))
+        for line, word in dropped_words(text(file))
     ]
     assert found == []
 
@@ -155,7 +156,7 @@ def test_dropped_words_stay_away():
 def test_no_public_name_stands_twice():
     files_of = defaultdict(list)
     for file in SOURCES:
-        for name in top_level_names(ast.parse(file.read_text(encoding="utf-8"))):
+        for name in top_level_names(tree(file)):
             files_of[name].append(str(file.relative_to(ROOT)))
     repeated = {name: files for name, files in files_of.items() if len(files) > 1}
     assert {name: files for name, files in repeated.items() if name not in MAY_REPEAT} == {}
