@@ -188,8 +188,8 @@ class BlockStepSuite(DraftStepSuite):
 
     def test_no_tensor_is_as_large_as_guesses_times_vocabulary_or_times_context(self, monkeypatch):
         monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 18)
-        monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 4)
-        num_tokens, guesses, size = 400, 7, {"vocab_size": 2003}
+        monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 8)
+        num_tokens, guesses, size = 400, 7, {"vocab_size": 1009}
         for options in self.measured:
             sizes = {"block_size": guesses + self.first_guess, "num_layers": 1, "num_anchors": 10_000}
             target, config = make_target(**size), self.cases.make_config(**sizes, **options)
