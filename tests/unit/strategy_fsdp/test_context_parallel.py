@@ -24,7 +24,7 @@ SQUARE = tuple(name for name in KERNELS if not name.startswith("prefixed"))
 TOLERANCE = 1e-9
 """Relative error of a step in float64."""
 STEPS = 2
-LONG = {"steps": 8}
+LONG = {"steps": 4}
 """Steps over which weights may drift apart."""
 LONGEST = {"steps": 20}
 
