@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from spec_core import Config, Engine
+from spec_core import Engine
 from spec_core.errors import ConfigError
 from spec_trainer.configuration.run import AnyRunConfig, DecodeConfig
 
 _VALUE = re.compile(r"([a-z0-9_.]+)=\*")
+_CLAUSE = re.compile(r"(without )?((?:[a-z0-9_]+\.)+[a-z0-9_]+)(?:=(\S+))?")
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,16 @@ class Combination:
     settings: str
     why: str
     remedy: str
-    refused: Callable[[AnyRunConfig, Any], bool]
-    """Whether the configuration has these settings; the second argument is ``known`` of ``refuse``."""
+    refused: Callable[[AnyRunConfig, Any], bool] | None = None
+    """Whether the configuration has these settings; the second argument is ``known`` of ``refuse``. None: if it is as
+    ``settings`` says, with each named key set to another value than its default, or to the value given, or unset
+    behind ``without``."""
+
+    def is_in(self, config: AnyRunConfig, known: object) -> bool:
+        """Return whether ``config`` has these settings."""
+        if self.refused is not None:
+            return self.refused(config, known)
+        return all(_holds(config, *clause.groups()) for clause in _CLAUSE.finditer(self.settings))
 
     def message(self, config: AnyRunConfig) -> str:
         """Return the error message for ``config``, with the configured values."""
@@ -40,43 +50,37 @@ class Combination:
 def refuse(table: Iterable[Combination], config: AnyRunConfig, known: object = None) -> None:
     """Raise ConfigError for the first combination of ``table`` that ``config`` has."""
     for combination in table:
-        if combination.refused(config, known):
+        if combination.is_in(config, known):
             raise ConfigError(combination.message(config))
 
 
 def _shown(config: AnyRunConfig, key: str) -> str:
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
+    value: Any = attrgetter(key)(config)
     return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
-def _changed(section: Config, key: str) -> bool:
+def _holds(config: AnyRunConfig, without: str | None, key: str, value: str | None) -> bool:
+    if value not in (None, "*"):
+        return _shown(config, key) == value
+    return _changed(config, key) != bool(without)
+
+
+def _changed(config: AnyRunConfig, key: str) -> bool:
     """Return whether a key has another value than its default; the resolved ``config.yaml`` sets every key."""
-    return getattr(section, key) != type(section).model_fields[key].default
-
-
-def _is_inline(config: AnyRunConfig) -> bool:
-    return config.placement.kind == "inline"
+    section, _, name = key.rpartition(".")
+    found = attrgetter(section)(config)
+    return getattr(found, name) != type(found).model_fields[name].default
 
 
 _ONE_PROCESS = "an inline engine lives in the one trainer process"
 _NO_ENGINE = "features are read from a folder, and no engine starts"
 
 _FEATURES = tuple(
-    Combination(f"{settings} with data.features", _NO_ENGINE, "remove one of the two", refused)
-    for settings, refused in (
-        ("engine.replicas=*", lambda c, _: _stored(c) and c.engine.replicas > 1),
-        ("engine.tensor_parallel=*", lambda c, _: _stored(c) and c.engine.tensor_parallel > 1),
-        ("placement.window_bytes=*", lambda c, _: _stored(c) and c.placement.window_bytes is not None),
-        ("placement.kind=colocated", lambda c, _: _stored(c) and c.placement.kind == "colocated"),
+    Combination(f"{setting} with data.features", _NO_ENGINE, "remove one of the two")
+    for setting in (
+        "engine.replicas=*", "engine.tensor_parallel=*", "placement.window_bytes=*", "placement.kind=colocated",
     )
-)
-
-
-def _stored(config: AnyRunConfig) -> bool:
-    return config.data.features is not None
-
+)  # fmt: skip
 
 _PUSHES = (
     Combination(
@@ -86,49 +90,34 @@ _PUSHES = (
         lambda c, _: c.train.push_every > 0 and not c.push.to and not c.decode.every,
     ),
     Combination(
-        "push.to=* with train.push_every=0",
-        "nothing is pushed",
-        "set train.push_every or remove it",
-        lambda c, _: c.train.push_every == 0 and bool(c.push.to),
+        "push.to=* with train.push_every=0", "nothing is pushed", "set train.push_every or remove it"
     ),
     Combination(
         "push.canary_rounds=* without push.canary_margin",
         "nothing is reverted",
         "set push.canary_margin or remove it",
-        lambda c, _: _changed(c.push, "canary_rounds") and c.push.canary_margin is None,
     ),
 )
 
 _PLACEMENT = (
-    Combination(
-        "engine.replicas=* with placement.kind=inline",
-        _ONE_PROCESS,
-        "set placement.kind=disaggregated or engine.replicas=1",
-        lambda c, _: _is_inline(c) and c.engine.replicas > 1,
-    ),
-    Combination(
-        "train.ranks=* with placement.kind=inline",
-        _ONE_PROCESS,
-        "set placement.kind=colocated or disaggregated, or train.ranks=1",
-        lambda c, _: _is_inline(c) and c.train.ranks > 1,
-    ),
-    Combination(
-        "engine.tensor_parallel=* with placement.kind=inline",
-        _ONE_PROCESS,
-        "set engine.tensor_parallel=1 or another placement",
-        lambda c, _: _is_inline(c) and c.engine.tensor_parallel > 1,
+    *(
+        Combination(f"{setting}=* with placement.kind=inline", _ONE_PROCESS, remedy)
+        for setting, remedy in (
+            ("engine.replicas", "set placement.kind=disaggregated or engine.replicas=1"),
+            ("train.ranks", "set placement.kind=colocated or disaggregated, or train.ranks=1"),
+            ("engine.tensor_parallel", "set engine.tensor_parallel=1 or another placement"),
+        )
     ),
     Combination(
         "decode.replicas=* with placement.kind=inline",
         _ONE_PROCESS,
         "set placement.kind=disaggregated or decode.replicas=1",
-        lambda c, _: _is_inline(c) and c.decodes and c.decode.replicas > 1,
+        lambda c, _: c.placement.kind == "inline" and c.decodes and c.decode.replicas > 1,
     ),
     Combination(
         "train.restarts=* with placement.kind=inline",
         "there is no second process that could restart it",
         "remove it or set another placement",
-        lambda c, _: _is_inline(c) and c.train.restarts > 0,
     ),
     *(
         Combination(
@@ -152,20 +141,14 @@ _SCHEDULE = (
         "train.decay_share=* with train.schedule=*",
         "only wsd decays at the end",
         "remove it or set train.schedule=wsd",
-        lambda c, _: _changed(c.train, "decay_share") and c.train.schedule != "wsd",
+        lambda c, _: _changed(c, "train.decay_share") and c.train.schedule != "wsd",
     ),
     Combination(
         "train.min_lr_ratio=* with train.schedule=constant",
         "a constant rate never falls",
         "remove it or set another schedule",
-        lambda c, _: _changed(c.train, "min_lr_ratio") and c.train.schedule == "constant",
     ),
-    Combination(
-        "train.steps=* and train.epochs=*",
-        "both say how long",
-        "remove one",
-        lambda c, _: _changed(c.train, "epochs") and c.train.steps is not None,
-    ),
+    Combination("train.steps=* and train.epochs=*", "both say how long", "remove one"),
 )
 
 _DECODING = (
@@ -180,42 +163,21 @@ _DECODING = (
             f"decode.{key}=* without decode.every",
             "nothing is decoded",
             "set decode.every or remove it",
-            lambda c, _, key=key: not c.decodes and _changed(c.decode, key),
+            lambda c, _, key=key: not c.decodes and _changed(c, f"decode.{key}"),
         )
         for key in DecodeConfig.model_fields
         if key != "every"
     ),
     Combination(
-        "train.serve_every=* with decode.every=*",
-        "its cycles measure the draft",
-        "remove one of them",
-        lambda c, _: c.train.serve_every > 0 and c.decode.every > 0,
+        "train.serve_every=* with decode.every=*", "its cycles measure the draft", "remove one of them"
     ),
     *(
-        Combination(f"{every}=* with {settings}", why, remedy, refused)
-        for every, decodes in (
-            ("train.serve_every", lambda c: c.train.serve_every > 0),
-            ("decode.every", lambda c: c.decode.every > 0),
-        )
-        for settings, why, remedy, refused in (
-            (
-                "data.features",
-                _NO_ENGINE,
-                "remove one of them",
-                lambda c, _, decodes=decodes: decodes(c) and _stored(c),
-            ),
-            (
-                "push.to=*",
-                "the run's own engine gets the draft",
-                "remove one of them",
-                lambda c, _, decodes=decodes: decodes(c) and bool(c.push.to),
-            ),
-            (
-                "push.canary_margin=*",
-                "the run's own engine has no other traffic",
-                "remove it",
-                lambda c, _, decodes=decodes: decodes(c) and c.push.canary_margin is not None,
-            ),
+        Combination(f"{every}=* with {settings}", why, remedy)
+        for every in ("train.serve_every", "decode.every")
+        for settings, why, remedy in (
+            ("data.features", _NO_ENGINE, "remove one of them"),
+            ("push.to=*", "the run's own engine gets the draft", "remove one of them"),
+            ("push.canary_margin=*", "the run's own engine has no other traffic", "remove it"),
         )
     ),
     Combination(
@@ -231,7 +193,8 @@ KEYS = (*_FEATURES, *_PUSHES, *_PLACEMENT, *_SCHEDULE, *_DECODING)
 
 
 def _is_outside(config: AnyRunConfig, engine_type: type[Engine]) -> bool:
-    return not _stored(config) and _is_inline(config) and not engine_type.abilities.in_process
+    starts = config.data.features is None and config.placement.kind == "inline"
+    return starts and not engine_type.abilities.in_process
 
 
 ENGINE = (
@@ -245,12 +208,7 @@ ENGINE = (
 """Combinations that depend on the class of the engine plugin, which is the second argument of ``refused``."""
 
 WITHOUT_FOLLOW = (
-    Combination(
-        "follow.servers=*",
-        "only spec-trainer follow learns from servers",
-        "remove it",
-        lambda c, _: bool(c.follow.servers),
-    ),
+    Combination("follow.servers=*", "only spec-trainer follow learns from servers", "remove it"),
     Combination(
         "no data.path",
         "nothing says what to train on",
@@ -281,19 +239,10 @@ FOLLOW = (
         "follow.serve.arguments=* without follow.serve.engine",
         "the command starts no server",
         "add --serve ENGINE, or remove it",
-        lambda c, _: bool(c.follow.serve.arguments) and c.follow.serve.engine is None,
     ),
+    Combination("train.ranks=* with follow", "it trains in one rank", "set train.ranks=1"),
     Combination(
-        "train.ranks=* with follow",
-        "it trains in one rank",
-        "set train.ranks=1",
-        lambda c, _: c.train.ranks > 1,
-    ),
-    Combination(
-        "train.restarts=* with follow",
-        "it ends with a lost rank",
-        "remove it, and start the command again",
-        lambda c, _: c.train.restarts > 0,
+        "train.restarts=* with follow", "it ends with a lost rank", "remove it, and start the command again"
     ),
     Combination(
         "train.schedule=* with follow",
@@ -302,48 +251,23 @@ FOLLOW = (
         lambda c, _: c.train.schedule != "constant",
     ),
     Combination(
-        "train.steps=* with follow",
-        "it ends after a number of requests",
-        "set follow.requests instead",
-        lambda c, _: c.train.steps is not None,
+        "train.steps=* with follow", "it ends after a number of requests", "set follow.requests instead"
     ),
     *(
-        Combination(f"{key}=* with follow", "it judges the draft itself", "remove it", refused)
-        for key, refused in (
-            ("train.eval_every", lambda c, _: c.train.eval_every > 0),
-            ("train.serve_every", lambda c, _: c.train.serve_every > 0),
-            ("decode.every", lambda c, _: c.decode.every > 0),
-            ("push.canary_margin", lambda c, _: c.push.canary_margin is not None),
-        )
+        Combination(f"{key}=* with follow", "it judges the draft itself", "remove it")
+        for key in ("train.eval_every", "train.serve_every", "decode.every", "push.canary_margin")
     ),
     Combination(
-        "push.to=* with follow",
-        "it pushes to the servers that it follows",
-        "set follow.servers instead",
-        lambda c, _: bool(c.push.to),
+        "push.to=* with follow", "it pushes to the servers that it follows", "set follow.servers instead"
     ),
-    Combination(
-        "data.features=* with follow",
-        "it captures the features of requests",
-        "remove it",
-        lambda c, _: _stored(c),
-    ),
+    Combination("data.features=* with follow", "it captures the features of requests", "remove it"),
     *(
-        Combination(
-            f"{settings} with follow.capture=serving",
-            "it has no engine of its own",
-            remedy,
-            lambda c, _, has=has: c.follow.capture == "serving" and has(c),
-        )
-        for settings, remedy, has in (
-            ("placement.kind=*", "remove engine.name and placement.kind", lambda c: not _is_inline(c)),
-            ("follow.retention.rows=*", "remove it", lambda c: c.follow.retention.rows > 0),
-            ("follow.new_target=*", "remove it", lambda c: c.follow.new_target != "stop"),
-            (
-                "data.path",
-                "remove it, or set follow.capture=prefill",
-                lambda c: c.data.path is not None,
-            ),
+        Combination(f"{setting} with follow.capture=serving", "it has no engine of its own", remedy)
+        for setting, remedy in (
+            ("placement.kind=*", "remove engine.name and placement.kind"),
+            ("follow.retention.rows=*", "remove it"),
+            ("follow.new_target=*", "remove it"),
+            ("data.path", "remove it, or set follow.capture=prefill"),
         )
     ),
 )
