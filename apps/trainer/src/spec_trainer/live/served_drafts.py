@@ -16,7 +16,6 @@ from spec_trainer.base.disk import new_folder, remove
 from spec_trainer.live.cycles import first_weights
 from spec_trainer.live.verdicts import ServedVersion, first_target, last_served
 from spec_trainer.push.publish import publish_draft
-from spec_trainer.push.request import PushRequest
 from spec_trainer.run.draft_trainer import export_draft
 from spec_trainer.run.spec import RunSpec
 from spec_trainer.training.checkpoint.store import read_weights
@@ -87,24 +86,13 @@ class ServedDrafts:
         """Push the draft of step ``step`` to every server; return whether any committed it."""
         if not servers:
             return False
-        push = spec.config.push
-        request = PushRequest(
-            draft_model=self._folder.draft(step),
-            target=str(spec.target.folder),
-            to=servers,
-            transport=list(push.transport) or None,
-            bucket_bytes=push.bucket_bytes,
-            folder=push.folder,
-            options=push.options,
-            backend=spec.config.backend.name,
-            address=push.address,
-            timeout_s=push.timeout_s,
-        )
+        push = spec.config.push, spec.config.backend.name
+        draft = self._folder.draft(step)
         try:
-            report = publish_draft(request, spec.target)
+            report = publish_draft(draft, spec.target, servers, *push)
             if not report.committed and self._first_target.digest != spec.target.digest:
                 # Servers whose weights were replaced in place still name the target that they were started with.
-                report = publish_draft(request, self._first_target)
+                report = publish_draft(draft, self._first_target, servers, *push)
         except (RunError, UsageError) as error:
             log.warning("the draft of step %d was not pushed: %s", step, cause(error))
             return False

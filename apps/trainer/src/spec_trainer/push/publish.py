@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_core import Backend
@@ -17,34 +19,39 @@ from spec_trainer.run.draft_folder import check_draft
 if TYPE_CHECKING:
     from spec_core import TargetSpec
     from spec_kit.weight_sync import PublishReport
+    from spec_trainer.configuration.run import PushConfig
     from spec_trainer.push.request import PushRequest
 
 
-def publish_draft(request: PushRequest, target: TargetSpec) -> PublishReport:
-    """Push the draft of ``request`` with a version number higher than any server's.
+def publish_draft(
+    folder: Path,
+    target: TargetSpec,
+    servers: Sequence[str],
+    options: PushConfig | PushRequest,
+    backend_name: str,
+) -> PublishReport:
+    """Push the draft in ``folder`` to the servers at these addresses, with a version number higher than any server's.
 
     ``target``: the draft's target. Raise UsageError, with a message of one line, for a problem found before any
     server was asked to receive, and EngineError if a server does not answer.
     """
     from safetensors.torch import load_file
 
-    check_draft(request.draft_model, target, None)
-    if QUANTISATION in (read_config(request.draft_model) or {}):
-        raise ConfigError(
-            f"draft {request.draft_model} is quantised, and no server takes that; push the original"
-        )
-    check_finite(request.draft_model)
-    backend_type = load_available(Backend, request.backend)
+    check_draft(folder, target, None)
+    if QUANTISATION in (read_config(folder) or {}):
+        raise ConfigError(f"draft {folder} is quantised, and no server takes that; push the original")
+    check_finite(folder)
+    backend_type = load_available(Backend, backend_name)
     backend = backend_type(backend_type.Config())
     with ExitStack() as stack:
-        publisher = stack.enter_context(open_publisher(backend, request, target, backend.device(0)))
-        weights = load_file(request.draft_model / "model.safetensors")
-        deadline = time.monotonic() + request.timeout_s
+        publisher = stack.enter_context(open_publisher(backend, options, target, backend.device(0)))
+        weights = load_file(folder / "model.safetensors")
+        deadline = time.monotonic() + options.timeout_s
 
         def left_s() -> float:
             return max(1e-3, deadline - time.monotonic())
 
-        for url, server in connect_servers(request.to, request.timeout_s).items():
+        for url, server in connect_servers(servers, options.timeout_s).items():
             stack.enter_context(server)  # closed first: the publisher waits for no answer then
             publisher.add(url, server, left_s()).result()
         return publisher.publish(None, weights, timeout_s=left_s()).result()

@@ -30,7 +30,8 @@ def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any
 
     request = replace(request, options=read_transport_options(words))
     transport_configs(request.options, "options")
-    return _document(publish_draft(request, read_target(resolve_target(request.target))))
+    target = read_target(resolve_target(request.target))
+    return _document(publish_draft(request.draft_model, target, request.to, request, request.backend))
 
 
 def push_lines(document: Mapping[str, Any]) -> Iterable[str]:
