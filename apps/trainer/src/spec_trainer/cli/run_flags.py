@@ -11,8 +11,8 @@ from cyclopts import Parameter
 from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 
 
-def _default(section: str) -> str:
-    return f"; by default {DEFAULT_PLUGINS[section]}"
+def _plugin(text: str, section: str) -> Parameter:
+    return Parameter(help=f"{text} ({section}.name; by default {DEFAULT_PLUGINS[section]}).")
 
 
 @Parameter(name="*")
@@ -22,59 +22,27 @@ class RunFlags:
 
     config: Path | None = None
     """YAML file with the run's configuration."""
-    backend: Annotated[
-        str | None, Parameter(help="Hardware; a backend plugin (backend.name" + _default("backend") + ").")
-    ] = None
-    draft: Annotated[
-        str | None,
-        Parameter(help="Drafting algorithm; a draft plugin (draft.name" + _default("draft") + ")."),
-    ] = None
-    target: Annotated[str | None, Parameter(help="Folder or hub id of the target (target).")] = None
-    data: Annotated[str | None, Parameter(help="Training data: file, folder or hub id (data.path).")] = None
-    engine: Annotated[
-        str | None,
-        Parameter(
-            help="Engine that runs the target; an engine plugin (engine.name" + _default("engine") + ")."
-        ),
-    ] = None
-    strategy: Annotated[
-        str | None,
-        Parameter(
-            help="How the trainer is parallel; a strategy plugin (strategy.name" + _default("strategy") + ")."
-        ),
-    ] = None
-    placement: Annotated[
-        str | None,
-        Parameter(
-            help="inline, colocated or disaggregated (placement.kind; by default inline, "
-            "or colocated for an engine with processes of its own)."
-        ),
-    ] = None
-    launcher: Annotated[
-        str | None,
-        Parameter(
-            help="Starts the processes; a launcher plugin (launcher.name" + _default("launcher") + ")."
-        ),
-    ] = None
-    output: Annotated[
-        str | None,
-        Parameter(
-            help="Run directory (output; by default runs/ and the name of the configuration or the target)."
-        ),
-    ] = None
-    resume_from: Annotated[
-        str | None,
-        Parameter(
-            help="Checkpoint to resume from: latest, previous, step-N (train.resume_from; by default latest)."
-        ),
-    ] = None
-    restarts: Annotated[
-        int | None,
-        Parameter(
-            help="Times to begin again at the newest checkpoint of this command after a failure "
-            "(train.restarts; by default 0)."
-        ),
-    ] = None
+    backend: Annotated[str | None, _plugin("Hardware; a backend plugin", "backend")] = None
+    draft: Annotated[str | None, _plugin("Drafting algorithm; a draft plugin", "draft")] = None
+    target: str | None = None
+    """Folder or hub id of the target (target)."""
+    data: str | None = None
+    """Training data: file, folder or hub id (data.path)."""
+    engine: Annotated[str | None, _plugin("Engine that runs the target; an engine plugin", "engine")] = None
+    strategy: Annotated[str | None, _plugin("How the trainer is parallel; a strategy plugin", "strategy")] = (
+        None
+    )
+    placement: str | None = None
+    """inline, colocated or disaggregated (placement.kind; by default inline, or colocated for an engine
+    with processes of its own)."""
+    launcher: Annotated[str | None, _plugin("Starts the processes; a launcher plugin", "launcher")] = None
+    output: str | None = None
+    """Run directory (output; by default runs/ and the name of the configuration or the target)."""
+    resume_from: str | None = None
+    """Checkpoint to resume from: latest, previous, step-N (train.resume_from; by default latest)."""
+    restarts: int | None = None
+    """Times to begin again at the newest checkpoint of this command after a failure (train.restarts; by
+    default 0)."""
 
     def as_keys(self) -> dict[str, object]:
         """Return configuration key -> value of the flags that were given."""
