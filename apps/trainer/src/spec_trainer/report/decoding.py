@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from spec_trainer.report.html import table, text
-from spec_trainer.report.svg import svg
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from matplotlib.axes import Axes
+from spec_trainer.report.html import number_table, text
+from spec_trainer.report.svg import curves, svg
 
 DECODING_STYLE = """
 .text { white-space: break-spaces; overflow-wrap: anywhere; font: 13px/1.7 ui-monospace, monospace;
@@ -75,33 +71,27 @@ def speed_picture(summary: Mapping[str, Any]) -> str:
     rows = summary.get("speeds")
     if not rows:
         return ""
-    sizes = list(dict.fromkeys(row["concurrency"] for row in rows))
-
-    def draw(axes: Sequence[Axes]) -> None:
-        for size in sizes:
-            own = [(row["num_draft_tokens"], row["speedup"]) for row in rows if row["concurrency"] == size]
-            axes[0].plot(*zip(*own, strict=True), "o-", ms=4, lw=1.2, label=f"{size} at once")
-        axes[0].axhline(1.0, color="#888", lw=0.8)
-        axes[0].legend(frameon=False, loc="upper left")
-        axes[0].set(title="speed-up", xlabel="draft tokens per pass", ylim=(0, None))
-
-    own = [
-        (
-            row["concurrency"],
-            f"{row['tokens_per_s']:,.0f}",
-            f"{row['tokens_per_s'] / row['speedup']:,.0f}",
-            f"{row['speedup']:.2f} ×",
-        )
+    speedups: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        own = speedups.setdefault(f"{row['concurrency']} at once", [])
+        own.append((row["num_draft_tokens"], row["speedup"]))
+    plot = curves("speed-up", "draft tokens per pass", speedups, level=1, ylim=(0, None))
+    shown = [
+        {**row, "without": row["tokens_per_s"] / row["speedup"]}
         for row in rows
         if row["num_draft_tokens"] == summary["num_draft_tokens"]
     ]
-    with_draft = f"tokens/s, {summary['num_draft_tokens']} guessed a pass"
-    speeds = table(("texts at once", with_draft, "without", "speed-up"), own)
+    columns = {
+        "texts at once": ("concurrency", "{}"),
+        f"tokens/s, {summary['num_draft_tokens']} guessed a pass": ("tokens_per_s", "{:,.0f}"),
+        "without": ("without", "{:,.0f}"),
+        "speed-up": ("speedup", "{:.2f} ×"),
+    }
     return (
         "<h2>Speed by number of draft tokens</h2><p>Against decoding without a draft, by the same code and with "
         "as many texts at once. A pass over few tokens leaves the hardware idle, and guesses are nearly free; with "
         "many texts at once it is busy, and every refused guess costs time.</p>"
-        f"{svg(draw, panels=1)}<div class=wide>{speeds}</div>"
+        f"{svg([plot])}<div class=wide>{number_table(shown, columns)}</div>"
     )
 
 
@@ -136,11 +126,10 @@ def _token(token: Mapping[str, Any]) -> str:
 
 def topics(summary: Mapping[str, Any]) -> str:
     """Return a table of the acceptance length by kind of text."""
-    rows = [
-        (topic, f"{row['acceptance_length']:.2f}", f"{row['rounds']:,}")
-        for topic, row in summary.get("topics", {}).items()
-    ]
-    if not rows:
-        return ""
-    heads = ("the prompt begins", "acceptance length τ", "passes of the target")
-    return f"<h2>Acceptance by topic</h2>{table(heads, rows, words=1)}"
+    rows = [{"topic": topic, **row} for topic, row in summary.get("topics", {}).items()]
+    columns = {
+        "the prompt begins": ("topic", "{}"),
+        "acceptance length τ": ("acceptance_length", "{:.2f}"),
+        "passes of the target": ("rounds", "{:,}"),
+    }
+    return f"<h2>Acceptance by topic</h2>{number_table(rows, columns, words=1)}" if rows else ""

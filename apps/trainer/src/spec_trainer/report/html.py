@@ -40,6 +40,9 @@ def figures(shown: Iterable[tuple[str, float | None, str]]) -> str:
     return f"<div class=figures>{''.join(boxes)}</div>"
 
 
-def number(outcome: Mapping[str, Any], key: str, form: str) -> str:
-    """Return the figure ``key`` of ``outcome`` as text in the format ``form``; empty if there is none."""
-    return form.format(outcome[key]) if key in outcome else ""
+def number_table(
+    rows: Iterable[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]], words: int = 0
+) -> str:
+    """Return a ``table`` of records; ``columns``: head -> (key of a record, format). A missing figure is empty."""
+    shown = [[form.format(row[key]) if key in row else "" for key, form in columns.values()] for row in rows]
+    return table(tuple(columns), shown, words)

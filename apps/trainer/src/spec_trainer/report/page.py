@@ -12,16 +12,14 @@ import yaml
 
 from spec_trainer.base.disk import write_atomically
 from spec_trainer.report.decoding import DECODING_STYLE, explanations, speed_picture, texts, topics
-from spec_trainer.report.html import figures, number, table, text
-from spec_trainer.report.svg import svg
+from spec_trainer.report.html import figures, number_table, table, text
+from spec_trainer.report.svg import Points, bars, curves, svg
 from spec_trainer.report.updates import judged_drafts, pushes
 from spec_trainer.run.metrics import read_metrics
 from spec_trainer.run.records import MeasurementRow, ReplacementRow, VersionRow, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from matplotlib.axes import Axes
 
     from spec_trainer.run.directory import RunDirectory
 
@@ -171,19 +169,14 @@ def _speed(summary: Mapping[str, Any]) -> str:
     if not summary.get("tokens_per_s_without_draft"):
         return ""
     rows = [{"concurrency": "as many as the engine takes", **summary}, *summary.get("throughput", ())]
-    speeds = table(
-        ("at once", "tokens/s with the draft", "without", "speed-up"),
-        [
-            (
-                row["concurrency"],
-                f"{row['tokens_per_s']:,.0f}",
-                f"{row['tokens_per_s_without_draft']:,.0f}",
-                f"{row['tokens_per_s'] / row['tokens_per_s_without_draft']:.2f} ×",
-            )
-            for row in rows
-        ],
-        words=1,
-    )
+    shown = [{**row, "speedup": row["tokens_per_s"] / row["tokens_per_s_without_draft"]} for row in rows]
+    columns = {
+        "at once": ("concurrency", "{}"),
+        "tokens/s with the draft": ("tokens_per_s", "{:,.0f}"),
+        "without": ("tokens_per_s_without_draft", "{:,.0f}"),
+        "speed-up": ("speedup", "{:.2f} ×"),
+    }
+    speeds = number_table(shown, columns, words=1)
     return (
         f"{speeds}<p>Greedy output equal to plain greedy: {'yes' if summary['outputs_equal'] else 'no'}.</p>"
     )
@@ -192,28 +185,24 @@ def _speed(summary: Mapping[str, Any]) -> str:
 def _curves(records: Sequence[Record]) -> str:
     if not records:
         return ""
-    panels = [
-        ("loss", "loss"),
-        ("acceptance_length", "acceptance length (simulated)"),
-        ("lr", "learning rate"),
+    titles = {
+        "loss": "loss",
+        "acceptance_length": "acceptance length (simulated)",
+        "lr": "learning rate",
+    }
+    kinds = {"training": "{}", "held out": "eval_{}", "training, at T 1": "{}_t1"}
+    lines = {"training": "-", "training, at T 1": "--"}
+    plots = [
+        curves(
+            title, "step", {kind: _points(records, form.format(key)) for kind, form in kinds.items()}, lines
+        )
+        for key, title in titles.items()
     ]
+    return "<h2>Training</h2>" + svg(plots)
 
-    def draw(axes: Sequence[Axes]) -> None:
-        for axis, (key, label) in zip(axes, panels, strict=True):
-            trained = [(record["step"], record[key]) for record in records if key in record]
-            if trained:
-                axis.plot(*zip(*trained, strict=True), lw=1.2, label="training")
-            held_out = [(r["step"], r[f"eval_{key}"]) for r in records if f"eval_{key}" in r]
-            if held_out:
-                axis.plot(*zip(*held_out, strict=True), "o-", ms=4, lw=1, label="held out")
-            at_t1 = [(one["step"], one[f"{key}_t1"]) for one in records if f"{key}_t1" in one]
-            if at_t1:
-                axis.plot(*zip(*at_t1, strict=True), lw=1, ls="--", label="training, at T 1")
-            if held_out or at_t1:
-                axis.legend(frameon=False)
-            axis.set(title=label, xlabel="step")
 
-    return "<h2>Training</h2>" + svg(draw, panels=3)
+def _points(records: Sequence[Record], key: str, scale: float = 1) -> list[tuple[float, float]]:
+    return [(record["step"], record[key] / scale) for record in records if key in record]
 
 
 def _pace(records: Sequence[Record]) -> str:
@@ -221,61 +210,43 @@ def _pace(records: Sequence[Record]) -> str:
     timed = [record for record in records if "tokens_per_s" in record and "time_step_s" in record]
     if not timed:
         return ""
-    steps = [record["step"] for record in timed]
-    waits = [record["time_data_s"] for record in timed]
     shares = [
-        100 * wait / (wait + record["time_step_s"] or 1) for wait, record in zip(waits, timed, strict=True)
+        (one["step"], 100 * one["time_data_s"] / (one["time_data_s"] + one["time_step_s"] or 1))
+        for one in timed
     ]
-
-    def draw(axes: Sequence[Axes]) -> None:
-        for axis, values, label in (
-            (axes[0], [record["tokens_per_s"] for record in timed], "tokens/s"),
-            (axes[1], shares, "waits for features, % of a step"),
-        ):
-            axis.plot(steps, values, lw=1.2)
-            axis.set(title=label, xlabel="step", ylim=(0, None))
-
-    return "<h2>Pace</h2>" + svg(draw, panels=2)
+    shown = {"tokens/s": _points(timed, "tokens_per_s"), "waits for features, % of a step": shares}
+    return "<h2>Pace</h2>" + _from_zero(shown)
 
 
 def _memory(records: Sequence[Record]) -> str:
     """Return a plot of the host memory and the device memory of trainer rank 0 at each step."""
-    panels = {
-        "memory_host_bytes": "host memory, GiB",
-        "memory_device_bytes": "device memory, peak so far, GiB",
-    }
     shown = {
-        label: [(one["step"], one[key] / 2**30) for one in records if key in one]
-        for key, label in panels.items()
-        if any(key in one for one in records)
+        "host memory, GiB": _points(records, "memory_host_bytes", 2**30),
+        "device memory, peak so far, GiB": _points(records, "memory_device_bytes", 2**30),
     }
-    if not shown:
+    if not any(shown.values()):
         return ""
+    return "<h2>Memory of the first trainer</h2>" + _from_zero(shown)
 
-    def draw(axes: Sequence[Axes]) -> None:
-        for axis, (label, points) in zip(axes, shown.items(), strict=True):
-            axis.plot(*zip(*points, strict=True), lw=1.2)
-            axis.set(title=label, xlabel="step", ylim=(0, None))
 
-    return "<h2>Memory of the first trainer</h2>" + svg(draw, panels=len(shown))
+def _from_zero(shown: Mapping[str, Points]) -> str:
+    """Return a plot over steps, whose axis begins at 0, for each title in ``shown`` that has points."""
+    return svg(
+        [
+            curves(title, "step", {"": points}, {"": "-"}, ylim=(0, None))
+            for title, points in shown.items()
+            if points
+        ]
+    )
 
 
 def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
-    bars = {}
+    shown = []
     if records:
-        bars["agreement after right guesses, last step"] = records[-1].get("accuracy", [])
+        shown.append(bars("agreement after right guesses, last step", records[-1].get("accuracy", [])))
     if summary.get("acceptance_per_position"):
-        bars["share of rounds that accept the position"] = summary["acceptance_per_position"]
-    if not bars:
-        return ""
-
-    def draw(axes: Sequence[Axes]) -> None:
-        for axis, (label, values) in zip(axes, bars.items(), strict=True):
-            axis.bar(range(1, len(values) + 1), values, width=0.7)
-            axis.set(title=label, xlabel="draft position", ylim=(0, 1))
-            axis.locator_params(axis="x", integer=True)
-
-    return "<h2>Guesses by position</h2>" + svg(draw, panels=len(bars))
+        shown.append(bars("share of rounds that accept the position", summary["acceptance_per_position"]))
+    return "<h2>Guesses by position</h2>" + svg(shown) if shown else ""
 
 
 def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
@@ -283,26 +254,19 @@ def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
     if not measured:
         return ""
     columns = {
-        "step": "{:,}",
-        "serving_acceptance_length": "{:.2f}",
-        "serving_acceptance_length_per_request": "{:.2f}",
-        "serving_tokens_per_s": "{:,.0f}",
-        "serving_tokens": "{:,}",
-        "serving_s": "{:.1f} s",
+        "step": ("step", "{:,}"),
+        "τ": ("serving_acceptance_length", "{:.2f}"),
+        "τ, mean of the answers": ("serving_acceptance_length_per_request", "{:.2f}"),
+        "tokens/s of an engine": ("serving_tokens_per_s", "{:,.0f}"),
+        "tokens": ("serving_tokens", "{:,}"),
+        "seconds": ("serving_s", "{:.1f} s"),
     }
-    rows = [[number(one, key, form) for key, form in columns.items()] for one in measured]
-    heads = ("step", "τ", "τ, mean of the answers", "tokens/s of an engine", "tokens", "seconds")
     waited = sum(record.get("serve_wait_s", 0.0) for record in records)
-
-    def draw(axes: Sequence[Axes]) -> None:
-        steps = [one["step"] for one in measured]
-        axes[0].plot(steps, [one["serving_acceptance_length"] for one in measured], "o-", ms=4, lw=1.2)
-        axes[0].set(title="acceptance length in the engine", xlabel="step")
-
+    lengths = {"": _points(measured, "serving_acceptance_length")}
     return (
         "<h2>The draft in the run's engine</h2>"
-        + svg(draw, panels=1)
-        + table(heads, rows)
+        + svg([curves("acceptance length in the engine", "step", lengths)])
+        + number_table(measured, columns)
         + f"<p>Training waited {waited:.1f} s for it.</p>"
     )
 
@@ -313,35 +277,28 @@ def _cycles(summary: Mapping[str, Any]) -> str:
     if not cycles:
         return ""
     columns = {
-        "held_out_acceptance_length": "{:.2f}",
-        "decode_acceptance_length": "{:.2f}",
-        "decode_tokens": "{:,}",
-        "decode_s": "{:.1f} s",
-        "prefill_s": "{:.1f} s",
+        "draft version": ("draft_version", "{}"),
+        "τ, held out": ("held_out_acceptance_length", "{:.2f}"),
+        "τ, trained on": ("decode_acceptance_length", "{:.2f}"),
+        "tokens": ("decode_tokens", "{:,}"),
+        "seconds": ("decode_s", "{:.1f} s"),
+        "second prefill": ("prefill_s", "{:.1f} s"),
     }
-    rows = [
-        [cycle["draft_version"], *(number(cycle, key, form) for key, form in columns.items())]
-        for cycle in cycles
-    ]
-    heads = ("draft version", "τ, held out", "τ, trained on", "tokens", "seconds", "second prefill")
-    return f"<h2>Decoding by the run's engine</h2>{table(heads, rows)}"
+    return f"<h2>Decoding by the run's engine</h2>{number_table(cycles, columns)}"
 
 
 def _replacements(entries: Sequence[Record]) -> str:
     """Return a table of replaced engines, with time and cause."""
     if not entries:
         return ""
-    rows = [
-        (
-            entry["worker"],
-            entry["step"],
-            f"{datetime.fromtimestamp(entry['time']):%Y-%m-%d %H:%M:%S}",
-            entry["cause"],
-        )
-        for entry in entries
-    ]
-    heads = ("engine", "after step", "at", "cause")
-    return f"<h2>Engines that were replaced</h2>{table(heads, rows, words=4)}"
+    rows = [{**entry, "time": datetime.fromtimestamp(entry["time"])} for entry in entries]
+    columns = {
+        "engine": ("worker", "{}"),
+        "after step": ("step", "{}"),
+        "at": ("time", "{:%Y-%m-%d %H:%M:%S}"),
+        "cause": ("cause", "{}"),
+    }
+    return f"<h2>Engines that were replaced</h2>{number_table(rows, columns, words=4)}"
 
 
 def _time(summary: Mapping[str, Any]) -> str:

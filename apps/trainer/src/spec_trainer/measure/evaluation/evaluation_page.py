@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.measure.evaluation.inputs import input_lines
@@ -9,16 +10,16 @@ from spec_trainer.measure.evaluation.sweep import sweep_lines
 from spec_trainer.measure.evaluation.tables import benchmark_lines, break_even_sentence, load_lines
 from spec_trainer.report.html import figures, text
 from spec_trainer.report.page import origin, page, warnings
-from spec_trainer.report.svg import svg
+from spec_trainer.report.svg import Plot, bars, curves, svg
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from matplotlib.axes import Axes
 
-    Document = Mapping[str, Any]
+Document = Mapping[str, Any]
 
 _SIDES = {"with_draft": "with the draft", "without_draft": "without"}
+_AT_ONCE = "answers at once"
+_PER_USER = "tokens_per_s_per_user"
 
 
 def evaluation_page(document: Document) -> str:
@@ -63,13 +64,9 @@ def lines_under(title: str, lines: Iterable[str]) -> str:
 
 def position_plot(document: Document) -> str:
     """Return a plot of the share of guesses that were accepted, by draft position."""
-    values = document["acceptance_per_position"]
-
-    def draw(axes: Sequence[Axes]) -> None:
-        axes[0].bar(range(1, len(values) + 1), values, width=0.7)
-        axes[0].set(xlabel="draft position", ylabel="share accepted", ylim=(0, 1))
-
-    return "<h2>Share of rounds that accept each position</h2>" + svg(draw, panels=1) if values else ""
+    shares = document["acceptance_per_position"]
+    plots = svg([bars("share accepted", shares)])
+    return f"<h2>Share of rounds that accept each position</h2>{plots}" if shares else ""
 
 
 def load_plots(document: Document) -> str:
@@ -87,70 +84,65 @@ def load_plots(document: Document) -> str:
             lines_under("Answers at once", load_lines(document)),
             f"<p>{break_even_sentence(document)}.</p>",
         ]
-    parts.append(svg(lambda axes: _draw_speeds(axes, entries, sides), panels=2))
+    speeds = {
+        _SIDES[side]: [(one["concurrency"], one[side]["tokens_per_s"]) for one in entries] for side in sides
+    }
+    users = {
+        _SIDES[side]: [
+            (one[side][_PER_USER], one[side]["tokens_per_s"]) for one in entries if one[side][_PER_USER]
+        ]
+        for side in sides
+    }
+    total = curves("tokens/s in total", _AT_ONCE, speeds, xscale="log")
+    parts.append(svg([total, curves("tokens/s in total, per user", "tokens/s for each user", users)]))
     if len(sides) > 1:
-        parts.append(
-            svg(lambda axes: _draw_speedup(axes, entries, document["break_even_concurrency"]), panels=1)
-        )
+        parts.append(svg([_speedup(entries, document["break_even_concurrency"])]))
     if entries[0]["with_draft"]["time_to_first_token_ms"] is not None:
-        parts.append(svg(lambda axes: _draw_latencies(axes, entries, sides), panels=2))
+        titles = {
+            "time_to_first_token_ms": "time to first token",
+            "inter_token_latency_ms": "inter-token latency",
+        }
+        parts.append(svg([_latency(key, title, entries, sides) for key, title in titles.items()]))
     return "".join(parts)
+
+
+def _speedup(entries: Sequence[Document], border: float | None) -> Plot:
+    speedups = {"": [(one["concurrency"], one["speedup"]) for one in entries]}
+
+    def draw(axes: Axes) -> None:
+        if border is not None:
+            axes.axvline(border, color="black", lw=0.8, ls="--")
+        curves("speed-up by the draft", _AT_ONCE, speedups, level=1, xscale="log")(axes)
+
+    return draw
+
+
+def _latency(key: str, title: str, entries: Sequence[Document], sides: Sequence[str]) -> Plot:
+    """Return a plot of a latency's mean, with a band from median to 99th percentile in the curve's colour."""
+    sizes = [entry["concurrency"] for entry in entries]
+    found = {_SIDES[side]: [entry[side][key] for entry in entries] for side in sides}
+    means = {
+        label: [(size, one["mean"]) for size, one in zip(sizes, own, strict=True)]
+        for label, own in found.items()
+    }
+
+    def draw(axes: Axes) -> None:
+        for own in found.values():
+            axes.fill_between(sizes, [one["p50"] for one in own], [one["p99"] for one in own], alpha=0.15)
+        title_of_all = f"{title}, ms: mean, p50 to p99"
+        curves(title_of_all, _AT_ONCE, means, xscale="log", ylim=(0, None))(axes)
+
+    return draw
 
 
 def sweep_plot(document: Document) -> str:
     """Return a table and a plot of the speed-up by concurrency for each number of draft tokens; empty without."""
     if document["sweep"] is None:
         return ""
-    loads = document["sweep"]["loads"]
-    sizes = [load["concurrency"] for load in loads]
-
-    def draw(axes: Sequence[Axes]) -> None:
-        for rows in zip(*(load["numbers"] for load in loads), strict=True):
-            speedups = [row["speedup"] for row in rows]
-            axes[0].plot(sizes, speedups, "o-", ms=4, label=f"{rows[0]['num_draft_tokens']}")
-        axes[0].axhline(1, color="black", lw=0.8)
-        axes[0].set(title="speed-up by number of draft tokens", xlabel="answers at once", xscale="log")
-        axes[0].legend(frameon=False)
-
-    return lines_under("Draft tokens by load", sweep_lines(document)) + svg(draw, panels=1)
-
-
-def _draw_speeds(axes: Sequence[Axes], entries: Sequence[Document], sides: Sequence[str]) -> None:
-    sizes = [entry["concurrency"] for entry in entries]
-    total, users = axes
-    for side in sides:
-        speeds = [entry[side]["tokens_per_s"] for entry in entries]
-        each = [entry[side]["tokens_per_s_per_user"] for entry in entries]
-        total.plot(sizes, speeds, "o-", ms=4, label=_SIDES[side])
-        if None not in each:
-            users.plot(each, speeds, "o-", ms=4, label=_SIDES[side])
-    total.set(title="tokens/s in total", xlabel="answers at once", xscale="log")
-    total.legend(frameon=False)
-    users.set(title="tokens/s in total, per user", xlabel="tokens/s for each user")
-
-
-def _draw_speedup(axes: Sequence[Axes], entries: Sequence[Document], border: float | None) -> None:
-    sizes = [entry["concurrency"] for entry in entries]
-    axes[0].plot(sizes, [entry["speedup"] for entry in entries], "o-", ms=4)
-    axes[0].axhline(1, color="black", lw=0.8)
-    if border is not None:
-        axes[0].axvline(border, color="black", lw=0.8, ls="--")
-    axes[0].set(title="speed-up by the draft", xlabel="answers at once", xscale="log")
-
-
-def _draw_latencies(axes: Sequence[Axes], entries: Sequence[Document], sides: Sequence[str]) -> None:
-    sizes = [entry["concurrency"] for entry in entries]
-    titles = {
-        "time_to_first_token_ms": "time to first token",
-        "inter_token_latency_ms": "inter-token latency",
-    }
-    for axis, (key, title) in zip(axes, titles.items(), strict=True):
-        for side in sides:
-            found = [entry[side][key] for entry in entries]
-            (line,) = axis.plot(sizes, [one["mean"] for one in found], "o-", ms=4, label=_SIDES[side])
-            halves, most = [one["p50"] for one in found], [one["p99"] for one in found]
-            axis.fill_between(sizes, halves, most, alpha=0.15, color=line.get_color())
-        axis.set(
-            title=f"{title}, ms: mean, p50 to p99", xlabel="answers at once", xscale="log", ylim=(0, None)
-        )
-    axes[0].legend(frameon=False)
+    speedups: dict[str, list[tuple[float, float]]] = {}
+    for load in document["sweep"]["loads"]:
+        for row in load["numbers"]:
+            own = speedups.setdefault(str(row["num_draft_tokens"]), [])
+            own.append((load["concurrency"], row["speedup"]))
+    plot = curves("speed-up by number of draft tokens", _AT_ONCE, speedups, level=1, xscale="log")
+    return lines_under("Draft tokens by load", sweep_lines(document)) + svg([plot])
