@@ -11,7 +11,15 @@ from spec_draft_dflash.loss import BlockLoss
 from spec_draft_dflash2.draft import DFlash2Draft
 from spec_draft_dflash2.loss import SelectorInputs, SelectorLoss
 from spec_draft_dspark.loss import GuessLoss, HeadInputs
-from spec_kit.block_drafting import BlockHead, BlockKernels, BlockRule, Blocks, CountedGuesses, guess_weights
+from spec_kit.block_drafting import (
+    BlockConfig,
+    BlockHead,
+    BlockKernels,
+    BlockRule,
+    Blocks,
+    CountedGuesses,
+    guess_weights,
+)
 from spec_kit.chain_drafting import ChainKernels, HeadLoss, SupervisedRows
 
 from .draft_batches import make_batch, random_documents
@@ -41,7 +49,7 @@ class BlockStep:
     def __init__(self, guesses):
         documents = random_documents(make_target(), [14, 9], 3, num_states=6, dtype=torch.float64)
         self.batch = make_batch(documents, [1, 0])
-        self.blocks = Blocks.of(self.batch, BlockRule(50, guesses))
+        self.blocks = Blocks.of(self.batch, BlockRule(BlockConfig(num_anchors=50, anchor_share=1), guesses))
         self.places = len(self.blocks.anchor_A), guesses
 
     def output(self, loss, inputs):

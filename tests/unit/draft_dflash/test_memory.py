@@ -45,7 +45,7 @@ def test_teacher_is_computed_once_for_each_token_before_a_guess_that_counts():
     documents = random_documents(target, [20, 3, 1, 31], 7, 6)
     module = make_model(target, config)
     output = module(make_batch(documents, [0, 2, 0, 0]), denominators(DFlashDraft(config), documents), ops)
-    drawn = Blocks.of(make_batch(documents, [0, 2, 0, 0]), BlockRule.of(config, 4))
+    drawn = Blocks.of(make_batch(documents, [0, 2, 0, 0]), BlockRule(config, 4))
     counted = zip(drawn.anchor_A.tolist(), drawn.counted_A.tolist(), strict=True)
     tokens = {anchor + guess for anchor, guesses in counted for guess in range(guesses)}
     assert ops.rows == len(tokens) < int(output.counts["accuracy"].sum()) / 2
@@ -97,7 +97,7 @@ def kept(num_layers: int, *, recompute: bool) -> tuple[int, int]:
     target, config = make_target(), make_config(**options, num_anchors=512)
     documents = random_documents(target, [400], 1, 4)
     module, batch, ops = make_model(target, config), make_batch(documents, [0]), make_ops(target)
-    blocks = Blocks.of(batch, BlockRule.of(config, 4))
+    blocks = Blocks.of(batch, BlockRule(config, 4))
     with KeptForBackward() as counted:
         states_ABH = module.states(batch, blocks, ops)
     return counted.num_bytes, states_ABH.shape[:2].numel()

@@ -39,7 +39,7 @@ class DSparkModel(BlockBackbone):
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return loss and metrics, divided by the global batch's ``denominators``, float64 [1]."""
         num_guesses, device = self.shape.block_size, batch.input_ids_T.device
-        blocks = Blocks.of(batch, BlockRule.of(self.config, num_guesses))
+        blocks = Blocks.of(batch, BlockRule(self.config, num_guesses))
         weight_S = to_device_async(guess_weights(num_guesses, self.config.gamma), device)
         inputs = self.head_inputs(self.states(batch, blocks, ops), blocks.tokens_before(batch, num_guesses))
         loss = GuessLoss(

@@ -13,14 +13,9 @@ def test_a_window_limits_what_a_query_is_compared_with():
     assert cost(10, 4) == 24 * (10 * 5 + 4 * 6)
 
 
-def test_blocks_are_limited_however_many_tokens_are_supervised():
-    cost = StepCost(per_token=1, per_row=10, most_rows=3)
+def test_rows_are_counted_as_asked():
+    cost = StepCost(per_token=1, per_row=10, num_rows=lambda supervised: min(supervised, 3))
     assert [cost(8, supervised) for supervised in (0, 2, 3, 8)] == [8, 28, 38, 38]
-
-
-def test_blocks_are_a_share_of_the_supervised_tokens():
-    cost = StepCost(per_token=1, per_row=10, most_rows=3, row_share=0.3)
-    assert [cost(8, supervised) for supervised in (0, 2, 8)] == [8, 18, 38]
 
 
 def test_only_matrices_have_weights_that_count():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from math import ceil, prod
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core.records import FeatureSchema, ShardHints
@@ -111,7 +111,7 @@ class BlockDraft(ServedDraft[C, S]):
         """The rule by which the blocks of a document are drawn."""
         from spec_kit.block_drafting.blocks import BlockRule
 
-        return BlockRule.of(self.options, self.num_guesses)
+        return BlockRule(self.options, self.num_guesses)
 
     def fresh_fields(self, target: TargetSpec) -> dict[str, Any]:
         """Return fields of a fresh draft's shape.
@@ -172,8 +172,7 @@ class BlockDraft(ServedDraft[C, S]):
             per_row=shape.block_size * TRAINED * layers + self.num_guesses * head_rows * target.hidden_size,
             row_channels=shape.num_layers * shape.block_size * shape.num_heads * shape.head_dim,
             window=max(windows) if len(windows) == shape.num_layers else None,
-            most_rows=self.options.num_anchors,
-            row_share=self.options.anchor_share,
+            num_rows=self.options.num_blocks,
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
@@ -184,8 +183,7 @@ class BlockDraft(ServedDraft[C, S]):
         shape, options = self.shape(target), self.options
         values = shape.hidden_size + shape.inner_values * (not options.checkpoint_activations)
         block = shape.block_size * shape.num_layers * values
-        most, share = options.num_anchors, options.anchor_share
-        return lambda _, num_supervised: block * min(most, ceil(share * num_supervised))
+        return lambda _, num_supervised: block * options.num_blocks(num_supervised)
 
     def initialize(
         self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None

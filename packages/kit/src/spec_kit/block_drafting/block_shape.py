@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
@@ -60,6 +61,10 @@ class BlockConfig(DecoderConfig):
     layers: CapturedLayers | None = Field(None, min_length=1)
     """Ids of the target's residual streams that feed the draft; id k is the input of target layer k. The
     default is 1 + round(1 + i · (N − 4) / (num_features − 1)) for i = 0, 1, …, with N layers of the target."""
+
+    def num_blocks(self, num_possible: int) -> int:
+        """Return how many blocks a document trains of those that it could."""
+        return min(self.num_anchors, ceil(self.anchor_share * num_possible))
 
     @pydantic.model_validator(mode="after")
     def _features_agree(self) -> Self:

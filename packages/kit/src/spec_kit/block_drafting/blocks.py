@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil
 from typing import Self
 
 import torch
@@ -34,21 +33,14 @@ from spec_kit.block_drafting.head import BlockHead
 class BlockRule:
     """The rule by which the anchors of a document's blocks are drawn."""
 
-    num_anchors: int
-    """Largest number of blocks of one document."""
+    options: BlockConfig
     num_guesses: int
-    share: float = 1.0
-    """Largest share of a document's possible blocks; rounds of an engine are all taken, up to ``num_anchors``."""
-
-    @classmethod
-    def of(cls, options: BlockConfig, num_guesses: int) -> Self:
-        """Return the rule of a draft with these options."""
-        return cls(options.num_anchors, num_guesses, options.anchor_share)
 
     def draw(self, sample: Supervision) -> tuple[Tensor, Tensor]:
         """Return one document's anchors and the number of counted guesses of each (≥ 1), both int64 [A].
 
-        Anchors ascend. They are drawn uniformly without replacement; the draw depends only on seed, epoch, sample
+        Anchors ascend. They are drawn uniformly without replacement; an engine's rounds are all taken, up to
+        ``num_anchors``. The draw depends only on seed, epoch, sample
         id, loss mask and ``guess_depth``.
         """
         mask_T, guess_depth_T = sample.loss_mask, sample.guess_depth
@@ -57,8 +49,8 @@ class BlockRule:
         else:
             starts_T, counted_T = mask_T[:-1] & mask_T[1:], _run_lengths(mask_T)
         anchor_A = starts_T.nonzero().squeeze(1)
-        share = self.share if guess_depth_T is None else 1.0
-        most = min(self.num_anchors, ceil(share * len(anchor_A)))
+        options = self.options
+        most = options.num_blocks(len(anchor_A)) if guess_depth_T is None else options.num_anchors
         if len(anchor_A) > most:
             chosen = torch.randperm(len(anchor_A), generator=sample_generator(sample))[:most]
             anchor_A = anchor_A[chosen].sort().values

@@ -7,9 +7,9 @@ imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import ceil, prod
+from math import prod
 
 TRAINED, FROZEN, TEACHER = 6, 4, 2
 """FLOPs for each weight and row of a trained layer (forward pass, and gradients of inputs and weights), of a frozen
@@ -31,16 +31,12 @@ class StepCost:
     """Channels of the queries by which each row is compared with tokens before it, summed over layers and steps."""
     window: int | None = None
     """Most tokens that a query is compared with; None means all tokens before it."""
-    most_rows: int | None = None
-    """Most rows of a sample; None means no limit."""
-    row_share: float = 1.0
-    """Rows of a sample as a share of its supervised tokens."""
+    num_rows: Callable[[int], int] = int
+    """Returns the number of rows of a sample with this number of supervised tokens; by default it is the same."""
 
     def __call__(self, num_tokens: int, num_supervised: int) -> int:
         """Return the cost of a sample, assuming that its supervised tokens are its last, as in an answer."""
-        rows = ceil(self.row_share * num_supervised)
-        if self.most_rows is not None:
-            rows = min(rows, self.most_rows)
+        rows = self.num_rows(num_supervised)
         pairs = self.token_channels * num_tokens * self._seen(num_tokens // 2)
         pairs += self.row_channels * rows * self._seen(num_tokens - num_supervised // 2)
         return num_tokens * self.per_token + rows * self.per_row + _PAIR * pairs
