@@ -11,7 +11,8 @@ from spec_core import Engine, plugins
 from spec_core.records import Capabilities
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
-from spec_kit.targets import TargetImages, read_image_encoder, stored_tensors
+from spec_kit.targets import TargetImages, stored_tensors
+from spec_trainer.plan.image_encoder import read_image_encoder
 from spec_trainer.plan.image_memory import image_bytes
 from spec_trainer.plan.memory import RunSizes, rooms
 from spec_trainer.plan.resolve import resolve

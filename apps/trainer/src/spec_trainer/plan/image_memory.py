@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from spec_kit.targets import read_image_encoder
+from spec_trainer.plan.image_encoder import read_image_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

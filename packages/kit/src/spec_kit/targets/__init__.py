@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from spec_kit.lazy import lazy_names
-from spec_kit.targets.image_encoder import read_image_encoder
 from spec_kit.targets.quantised_weights import quantised_weight
 from spec_kit.targets.quiet_transformers import quiet_transformers
 from spec_kit.targets.safetensors_index import StoredTensor, stored_tensors
@@ -28,7 +27,6 @@ __all__ = [
     "media_type",
     "quantised_weight",
     "quiet_transformers",
-    "read_image_encoder",
     "read_target",
     "read_target_tensors",
     "stored_tensors",

@@ -13,7 +13,7 @@ from typing import Any
 
 from spec_core import read_json_object
 from spec_core.errors import TargetError
-from spec_kit.targets.safetensors_index import StoredTensor, stored_tensors
+from spec_kit.targets import StoredTensor, stored_tensors
 
 _PARTS = frozenset({"visual", "vision_tower", "embed_vision"})
 """Names of the modules that turn pixels into embeddings, as they occur in the names of stored tensors."""

@@ -11,7 +11,8 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from spec_kit.targets import TargetImages, read_image_encoder
+from spec_kit.targets import TargetImages
+from spec_trainer.plan.image_encoder import read_image_encoder
 
 from ....seeing_targets import ALL_SEEING, GEMMA, SEEING, TWO_WAY, num_rows_of, picture
 
