@@ -6,15 +6,15 @@ from spec_trainer.base.progress import StepProgress, step_note
 
 RECORD = {
     "step": 3, "loss": 3.21049, "acceptance_length": 1.844, "tokens_per_s": 5120.4,
-    "time_step_s": 3.0, "time_data_s": 1.0,
+    "time_step_s": 3.8, "time_data_s": 0.2,
 }  # fmt: skip
 
 
 def test_record_in_words():
-    assert step_note(RECORD) == "loss 3.210  tau 1.84  5,120 tok/s  waits 25 % for features (trainer-bound)"
+    assert step_note(RECORD) == "loss 3.210  tau 1.84  5,120 tok/s  waits 5 % for features (trainer-bound)"
     assert "tau 1.84 (T 1: 1.43)  5,120" in step_note(RECORD | {"acceptance_length_t1": 1.432})
-    slow = step_note({**RECORD, "time_data_s": 9.0})
-    assert slow.endswith("waits 75 % for features (engine-bound)")
+    slow = step_note({**RECORD, "time_data_s": 1.0})
+    assert slow.endswith("waits 21 % for features (engine-bound)")
     assert step_note({**RECORD, "serving_version": 500}).endswith("(trainer-bound)  serves v500")
 
 

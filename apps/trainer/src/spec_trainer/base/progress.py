@@ -16,6 +16,11 @@ from spec_trainer.base.waiting import Waiting
 log = logging.getLogger(__name__)
 
 _LINE_EVERY_S = 10.0
+_ENGINE_BOUND = 10
+"""Percent of the time, spent waiting for features, from which the engine limits the run.
+
+Features are kept ahead of training, so a trainer that is slower than its engine waits for none.
+"""
 
 
 class StepProgress(AbstractContextManager["StepProgress"]):
@@ -100,7 +105,7 @@ def step_note(record: Mapping[str, Any]) -> str:
     """
     busy, waiting = record["time_step_s"], record["time_data_s"]
     share = 100 * waiting / max(busy + waiting, 1e-9)
-    side = "engine" if share >= 50 else "trainer"
+    side = "engine" if share >= _ENGINE_BOUND else "trainer"
     t1 = record.get("acceptance_length_t1")
     at_t1 = "" if t1 is None else f" (T 1: {t1:.2f})"
     served = f"  serves v{record['serving_version']}" if "serving_version" in record else ""
