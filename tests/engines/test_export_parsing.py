@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from spec_core import Draft, plugins
+from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
+from spec_kit.drafting import recognise
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.commands.evaluate import export_untrained
 
@@ -23,6 +25,8 @@ from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_lay
 
 def read(target, folder, method):
     speculative = {"method": method, "model": folder, "num_speculative_tokens": 3}
+    if method == "speculators":  # a folder that names its target
+        target, speculative = folder, None
     args = EngineArgs(model=target, skip_tokenizer_init=True, dtype="float32", max_model_len=128,
                       enforce_eager=True, speculative_config=speculative)
     try:
@@ -30,7 +34,9 @@ def read(target, folder, method):
     except ValueError as error:
         return {"refused": str(error)}
     model, fields = spec.draft_model_config, spec.draft_model_config.hf_config
+    served = {"target": args.model, "draft": spec.model, "tokens": spec.num_speculative_tokens, "method": spec.method}
     found = {
+        "served": served,
         "class": model.registry.resolve_model_cls(model.architectures, model)[0].__name__,
         "layers": get_eagle3_aux_layers_from_config(spec),
         "vocab": [fields.vocab_size, getattr(fields, "draft_vocab_size", None)],
@@ -39,7 +45,7 @@ def read(target, folder, method):
         "eps": fields.rms_norm_eps,
         "options": [getattr(fields, name, None) for name in ("fc_norm", "norm_output", "norm_before_residual")],
     }
-    if method == "dflash":
+    if spec.method == "dflash":
         layers = range(fields.num_hidden_layers)
         mixed = len(set(fields.layer_types)) > 1  # resolved inside a running engine only
         found |= {
@@ -164,11 +170,27 @@ def old_runner(found):
 
 
 @pytest.fixture(scope="module")
-def vllm(target, folders):
+def named(target, folders, tmp_path_factory):
+    """The exports in the layout of speculators, which names their target; it has no place for mixed layers."""
+    spec, made = read_target(target), {}
+    for case in folders.keys() - {"dflash, mixed"}:
+        made[f"speculators, {case}"] = folder = tmp_path_factory.mktemp("speculators") / "draft"
+        draft = recognise(folders[case], spec)
+        VllmEngine.serving.write(VllmConfig(name="vllm"), spec, draft, folders[case], folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def by_vllm(target, folders, named):
     if not VllmEngine.probe().versions:
         pytest.skip("vLLM is not installed")
-    results = parsed(VLLM, target, folders)
-    mixed = results["dflash, mixed"]
+    return parsed(VLLM, target, folders | named)
+
+
+@pytest.fixture(scope="module")
+def vllm(by_vllm, folders):
+    mixed = by_vllm["dflash, mixed"]
+    results = {case: by_vllm[case] for case in folders}
     return {case: found for case, found in results.items() if found is not mixed or not old_runner(mixed)}
 
 
@@ -179,6 +201,19 @@ def sglang(target, folders):
     except metadata.PackageNotFoundError:
         pytest.skip("SGLang is not installed")
     return parsed(SGLANG, target, folders)
+
+
+def test_vllm_finds_the_same_in_a_folder_that_names_its_target(target, by_vllm, named):
+    """Beside the same draft: the target, and a number of draft tokens. The vocabulary has its size in any case."""
+    for case, folder in named.items():
+        theirs, ours = by_vllm[case], by_vllm[case.removeprefix("speculators, ")]
+        method, tokens = ("eagle3", 4) if "eagle3" in case else ("dflash", 3)
+        assert theirs["served"] == {
+            "target": str(target), "draft": str(folder), "tokens": tokens, "method": method,
+        }  # fmt: skip
+        assert theirs["vocab"] in (ours["vocab"], [97, 97])
+        left = theirs.keys() - {"served", "vocab"}
+        assert {key: theirs[key] for key in left} == {key: ours[key] for key in left}
 
 
 def test_vllm_taps_the_captured_layers(vllm):

@@ -24,22 +24,17 @@ LEARNT = 16
 
 @pytest.fixture
 def servers(vllm_environment, llama: Path, trained_draft, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """The addresses of a server with the draft, and of one without."""
-    draft = json.dumps(
-        {
-            "method": "eagle3",
-            "model": str(trained_draft("eagle3").folder),
-            "num_speculative_tokens": NUM_DRAFT_TOKENS,
-        }
-    )
+    """The addresses of a server with the draft, whose folder names the target, and of one without."""
+    draft, words = tmp_path / "draft", ["--draft-model", trained_draft("eagle3").folder, "--target", llama]
+    assert run(["convert", *map(str, words), "--format", "speculators", "--output", str(draft)]) == 0
     started: list[ServerProcess] = []
     with ExitStack() as opened:
-        for name, flags in (("drafting", f"--speculative-config '{draft}'"), ("plain", "")):
+        for name, model in (("drafting", draft), ("plain", llama)):
             with socket.create_server(("127.0.0.1", 0)) as taken:
                 port = taken.getsockname()[1]
             command = (
-                f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {llama} --enforce-eager "
-                f"--dtype float32 --max-model-len {MAX_LENGTH} --kv-cache-memory-bytes 64M --port {port} {flags}"
+                f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {model} --enforce-eager "
+                f"--dtype float32 --max-model-len {MAX_LENGTH} --kv-cache-memory-bytes 64M --port {port}"
             )
             (tmp_path / name).mkdir()
             started.append(ServerProcess(command, tmp_path / name, port))

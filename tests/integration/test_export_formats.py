@@ -95,7 +95,10 @@ def test_a_format_of_two_plugins_is_refused(command_line, trained, tmp_path, mon
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--format", "onnx"], "--format=onnx: no engine plugin here writes this format; they write gguf"),
+        (
+            ["--format", "onnx"],
+            "--format=onnx: no engine plugin here writes this format; they write gguf, speculators",
+        ),
         (["engine.gguf=x"], "engine.gguf=x: options of an engine need --format, the format that it writes"),
         (["--format", "gguf", "engine.guf=x"], "options: unknown key 'engine.guf' (did you mean 'gguf'?)"),
         (["--format", "gguf"], "GGUF files; set engine.gguf to the file"),

@@ -157,6 +157,18 @@ def test_a_run_goes_on_from_a_folder_with_a_card(command_line, draft, hub_target
     assert str(tmp_path) not in text
 
 
+def test_a_folder_of_speculators_has_the_card_and_names_the_target(command_line, trained, tmp_path):
+    words = ("--checkpoint", trained / "checkpoints" / "step-4", "--output", tmp_path / "draft")
+    outcome = command_line("export", *words, "--format", "speculators")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.splitlines()[-1].endswith(f" {tmp_path / 'draft'}")
+    fields = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert fields["speculators_config"]["verifier"]["name_or_path"] == "Some-Lab/Tiny-1"
+    _, card = card_of(tmp_path / "draft")
+    assert str(tmp_path) not in card
+    assert "## Training" in card
+
+
 def test_what_cannot_be_pushed_to_the_hub_is_refused_before_the_export(command_line, trained, tmp_path):
     words = (
         "export",

@@ -20,9 +20,9 @@ V4  ``live_server_words`` returns further words of the command with which the pr
 V5  ``counters`` reads the counters of a running, unmodified program from the text of its metrics, and returns None
     for the metrics of any other program. Counts are integers from 0 to 2**53. Optional: by default it returns None
     for all metrics.
-V6  ``write`` writes an export as one new file in a format of ``formats``, which the program loads as it was trained.
-    It raises UsageError, one line, and leaves no file if the format cannot express the draft. Optional: by default
-    there are no formats, because the program loads the folder.
+V6  ``write`` writes an export as one new file, or as a new folder if ``writes_folder``, in a format of ``formats``,
+    which the program loads as it was trained. It raises UsageError, one line, and leaves nothing if the format
+    cannot express the draft. Optional: by default there are no formats, because the program loads the export.
 V7  ``command_by_load`` returns a command as ``command`` does, with which the program changes the number of draft
     tokens with the number of requests that it decodes at once. It raises ConfigError, one line, if the installed
     version cannot do so for this draft; if none is installed, the newest counts. Optional: by default it raises.
@@ -49,7 +49,9 @@ class Serving(ABC):
     """A Serving describes the program that serves drafts. The module's docstring has the contract."""
 
     formats: ClassVar[frozenset[str]] = frozenset()
-    """Names of the file formats in which ``write`` writes an export (V6)."""
+    """Names of the formats in which ``write`` writes an export (V6)."""
+    writes_folder: ClassVar[bool] = False
+    """Whether ``write`` writes a folder, not a file (V6)."""
 
     @abstractmethod
     def check_export(self, target: TargetSpec, draft: Draft, folder: Path) -> None:
@@ -97,8 +99,8 @@ class Serving(ABC):
     def write(
         self, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, output: Path
     ) -> str:
-        """Write the export in ``folder`` as the new file ``output``; return the shell command that serves it (V6).
+        """Write the export in ``folder`` as the new ``output``; return the shell command that serves it (V6).
 
         ``config``: the section ``engine`` of the engine that has this Serving.
         """
-        raise ConfigError("this engine's program loads an export's folder, and has no file format")
+        raise ConfigError("this engine's program loads an export's folder, and has no other format")

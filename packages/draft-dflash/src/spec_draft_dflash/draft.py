@@ -37,6 +37,7 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
     Shape = DFlashShape
     architecture: ClassVar[str] = ARCHITECTURE
     speculators_type: ClassVar[str] = "dflash"
+    speculators_architecture: ClassVar[str] = "DFlashDraftModel"
     small_run: ClassVar[Mapping[str, object]] = {
         "block_size": 4,
         "num_layers": 3,

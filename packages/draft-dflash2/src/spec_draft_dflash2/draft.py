@@ -35,6 +35,7 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
     Shape = DFlash2Shape
     architecture: ClassVar[str] = ARCHITECTURE
     speculators_type: ClassVar[str] = "dflash2"
+    speculators_architecture: ClassVar[str] = "DFlash2DraftModel"
     small_run: ClassVar[Mapping[str, object]] = {
         "block_size": 4,
         "num_layers": 2,
@@ -56,6 +57,12 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         served = super().speculators_fields(fields, folder)
         own = {name: fields[name] for name in OWN_FIELDS if name in fields}
         return {**served, cls.Shape.nested: own | served[cls.Shape.nested]}
+
+    @classmethod
+    def to_speculators(cls, served: Json) -> Json:
+        """Return the fields that ``speculators_fields`` reads."""
+        own = served[cls.Shape.nested]
+        return {**super().to_speculators(served), **{name: own[name] for name in OWN_FIELDS}}
 
     def fresh_shape(self, target: TargetSpec) -> DFlash2Shape:
         """Return the shape of a new draft, from the options, their defaults and the target's sizes."""

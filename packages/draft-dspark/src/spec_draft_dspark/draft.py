@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from spec_draft_dspark.config import DSparkConfig
-from spec_draft_dspark.shape import ARCHITECTURE, DSparkShape, speculators_fields
+from spec_draft_dspark.shape import ARCHITECTURE, OWN_FIELDS, DSparkShape, speculators_fields
 from spec_kit.block_drafting import BlockDraft
 from spec_kit.drafting import architectures
 
@@ -35,6 +35,7 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
     Shape = DSparkShape
     architecture: ClassVar[str] = ARCHITECTURE
     speculators_type: ClassVar[str] = "dspark"
+    speculators_architecture: ClassVar[str] = "DSparkDraftModel"
     may_copy_head: ClassVar[bool] = True  # folders of DeepSpec have a copy
     small_run: ClassVar[Mapping[str, object]] = {
         "block_size": 3,
@@ -73,6 +74,12 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
         """Return the fields of a ``speculators`` folder, translated to the names and values that engines read."""
         served = super().speculators_fields(fields, folder)
         return {**served, cls.Shape.nested: speculators_fields(fields) | served[cls.Shape.nested]}
+
+    @classmethod
+    def to_speculators(cls, served: Json) -> Json:
+        """Return the fields that ``speculators_fields`` reads. The first slot of a block makes a guess."""
+        heads = {name: served[name] for name in OWN_FIELDS}
+        return {**super().to_speculators(served), **heads, "sample_from_anchor": True}
 
     def fresh_shape(self, target: TargetSpec) -> DSparkShape:
         """Return the shape of a new draft, from the options, DeepSpec's defaults and the target's sizes."""

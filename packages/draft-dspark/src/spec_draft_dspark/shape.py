@@ -15,7 +15,7 @@ from spec_kit.drafting import Json, Shapes, Size
 from spec_kit.sharding import TensorParallelHints
 
 ARCHITECTURE = "Qwen3DSparkModel"
-_OWN_FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+OWN_FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 
 
 class DSparkShape(BlockShape):
@@ -60,7 +60,7 @@ class DSparkShape(BlockShape):
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
         """Return the backbone's fields, and the heads' fields from the nested section ``own``."""
-        return super().read_own(fields, own, folder) | {key: own[key] for key in _OWN_FIELDS if key in own}
+        return super().read_own(fields, own, folder) | {key: own[key] for key in OWN_FIELDS if key in own}
 
     def fixed_fields(self) -> Json:
         """Return fields of a published draft's config.json for which only the given value is supported."""
@@ -97,5 +97,5 @@ def speculators_fields(fields: Json) -> Json:
     ``sample_from_anchor`` is false if the folder lacks it: a block then makes one guess less than it has
     slots.
     """
-    found = {key: fields[key] for key in _OWN_FIELDS if key in fields}
+    found = {key: fields[key] for key in OWN_FIELDS if key in fields}
     return {"sample_from_anchor": False, **found}

@@ -48,6 +48,7 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
     Shape = Eagle3Shape
     architecture: ClassVar[str] = ARCHITECTURE
     speculators_type: ClassVar[str] = "eagle3"
+    speculators_architecture: ClassVar[str] = "Eagle3DraftModel"
     depth_option: ClassVar[str] = "num_steps"
     small_run: ClassVar[Mapping[str, object]] = {"num_steps": 3, "step_decay": 1.0}
     learns_from_guesses: ClassVar[bool] = True

@@ -49,6 +49,7 @@ class PEagleDraft(ChainDraft[PEagleConfig, PEagleShape]):
     Shape = PEagleShape
     architecture: ClassVar[str] = ARCHITECTURE
     speculators_type: ClassVar[str] = "peagle"
+    speculators_architecture: ClassVar[str] = "PEagleDraftModel"
     depth_option: ClassVar[str] = "num_guesses"
     small_run: ClassVar[Mapping[str, object]] = {"num_guesses": 3, "num_layers": 2, "retention": 1.0}
     learns_from_guesses: ClassVar[bool] = True
@@ -65,6 +66,11 @@ class PEagleDraft(ChainDraft[PEagleConfig, PEagleShape]):
         """Return the fields of a ``speculators`` config.json, under the names that engines read."""
         own = {"architectures": ["PeagleLlamaForCausalLM"], MASK_TOKEN: fields.get("mask_token_id")}
         return super().speculators_fields(fields, folder) | own
+
+    @classmethod
+    def to_speculators(cls, served: Json) -> Json:
+        """Return the fields that ``speculators_fields`` reads."""
+        return {**super().to_speculators(served), "mask_token_id": served[MASK_TOKEN]}
 
     def fresh_shape(self, target: TargetSpec) -> PEagleShape:
         """Return the shape of a new draft, from the options and the target's sizes."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import ClassVar
 
-from spec_core import Draft, Serving, TargetSpec
-from spec_core.errors import ConfigError
+from spec_core import Draft, EngineConfig, Serving, TargetSpec
+from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import Availability, ServerCounters
 from spec_engine_vllm.server_counters import vllm_counters
 from spec_engine_vllm.serving_format import (
@@ -17,6 +20,7 @@ from spec_engine_vllm.serving_format import (
     problem_before_28,
     problem_on_cpu,
     problem_without_first_runner,
+    serve_words,
     speculation_by_load,
     vllm_command,
     vllm_problem,
@@ -30,11 +34,16 @@ from spec_engine_vllm.versions import (
     verifies_adaptively,
 )
 from spec_engine_vllm.vllm_ranks import EXTENSION
+from spec_kit.drafting import ServedDraft, write_speculators
 from spec_kit.hosting import SpeculativeMode, probe_version
+from spec_kit.targets import hub_name
 
 
 class VllmServing(Serving):
     """Unmodified vLLM, or its CPU build."""
+
+    formats: ClassVar[frozenset[str]] = frozenset({"speculators"})
+    writes_folder: ClassVar[bool] = True
 
     def check_export(self, target: TargetSpec, draft: Draft, folder: Path) -> None:
         """Raise ArtifactError if no supported vLLM can serve the export."""
@@ -78,6 +87,21 @@ class VllmServing(Serving):
         adaptively = verifies_adaptively(has_confidence_head=has_confidence_head(folder))
         by_load = speculation_by_load(mode, draft_tokens, verifies_adaptively=adaptively)
         return vllm_command(target, mode, is_cpu_build=is_cpu_build(), by_load=by_load)
+
+    def write(
+        self, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, output: Path
+    ) -> str:
+        """Write the draft in the layout of speculators; return the command that serves it and its target (V6)."""
+        if not isinstance(draft, ServedDraft):
+            raise ConfigError(f"the layout of speculators has no place for a draft {draft.name!r}")
+        number, name = draft.default_draft_tokens, hub_name(target.folder) or str(target.folder.resolve())
+        write_speculators(draft, folder, target, output, name, number)
+        try:
+            check_vllm_folder(output, target)
+        except ArtifactError:
+            shutil.rmtree(output)
+            raise
+        return shlex.join(serve_words(output, is_cpu_build=is_cpu_build()))
 
     def live_server_words(self, host: str, port: int) -> list[str]:
         """Return the flags of a vLLM server that takes pushed drafts and stores live requests (V4)."""

@@ -56,6 +56,7 @@ _FULL = "full_attention"
 _SPECULATORS_PARALLEL_CHAINS = frozenset({"peagle"})
 _SPECULATORS_BLOCKS = frozenset({"dflash"})
 _SPECULATORS_MARKOV_BLOCKS = frozenset({"dspark"})
+_SPECULATORS_CHAINS = frozenset({"eagle3"}) | _SPECULATORS_PARALLEL_CHAINS
 _SPECULATORS = "speculators_model_type"
 """Field of config.json in folders with the layout of the library ``speculators``."""
 
@@ -116,10 +117,14 @@ def vllm_command(
     The CPU build gets another command, because its ``vllm`` command does not start and it has no CUDA graphs.
     By default it claims 92 % of the host's memory, and ends if other processes use more than the rest.
     """
-    cpu = ["python", "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *_CPU_MEMORY, "--model"]
-    start = cpu if is_cpu_build else ["vllm", "serve"]
     drafting = ["--speculative-config", json.dumps(speculative_config(mode) | dict(by_load or {}))]
-    return shlex.join([*start, str(target.folder), *drafting])
+    return shlex.join([*serve_words(target.folder, is_cpu_build=is_cpu_build), *drafting])
+
+
+def serve_words(model: Path, *, is_cpu_build: bool) -> list[str]:
+    """Return the words of a command that serves ``model``."""
+    cpu = ["python", "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *_CPU_MEMORY, "--model"]
+    return [*(cpu if is_cpu_build else ["vllm", "serve"]), str(model)]
 
 
 def check_vllm_folder(
@@ -268,7 +273,18 @@ _FLAWS = (
     Flaw(
         "it is in the layout of speculators, of which vLLM 0.26 takes each guess for the token after; write it in "
         "the engines' own layout (spec-trainer convert)",
-        lambda draft: draft.fields.get(_SPECULATORS) in _SPECULATORS_MARKOV_BLOCKS,
+        lambda draft: (
+            draft.fields.get(_SPECULATORS) in _SPECULATORS_MARKOV_BLOCKS
+            and draft.fields.get("sample_from_anchor") is not True
+        ),
+    ),
+    Flaw(
+        "it is in the layout of speculators, in which vLLM gives a chain layers of llama or qwen3; write it in the "
+        "engines' own layout",
+        lambda draft: (
+            draft.fields.get(_SPECULATORS) in _SPECULATORS_CHAINS
+            and draft.nested("transformer_layer_config", "model_type") not in (None, "llama", "qwen3")
+        ),
     ),
     Flaw(
         "its full-attention layers look both ways inside a block, and vLLM reads sliding_window_non_causal=false of "
@@ -371,5 +387,10 @@ _UNKNOWN_TEXT_MODEL = Flaw(
     "Qwen3.5 in the multimodal layout alone",
     lambda draft: not draft.architectures.isdisjoint(_TEXT_HEADS),
 )
-_BEFORE_28 = (_UNKNOWN_SELECTOR, _PLAIN_ROTATION, _FOREIGN_SIZES, _UNKNOWN_TEXT_MODEL)
+_GUESSING_ANCHOR = Flaw(
+    "it is in the layout of speculators, of which vLLM before 0.28 takes each guess for the token after; write it in "
+    "the engines' own layout (spec-trainer convert)",
+    lambda draft: draft.fields.get(_SPECULATORS) in _SPECULATORS_MARKOV_BLOCKS,
+)
+_BEFORE_28 = (_GUESSING_ANCHOR, _UNKNOWN_SELECTOR, _PLAIN_ROTATION, _FOREIGN_SIZES, _UNKNOWN_TEXT_MODEL)
 """Flaws that only vLLM versions before 0.28 have."""

@@ -110,7 +110,7 @@ class ServingSuite(ConformanceSuite):
         """V5: None for the metrics of another program, and never an error, whatever the text."""
         assert serving.counters(metrics) is None
 
-    def test_v6_an_export_is_one_new_file_that_the_command_names(
+    def test_v6_an_export_is_one_new_file_or_folder_that_the_command_names(
         self,
         serving: Serving,
         config: EngineConfig,
@@ -119,12 +119,12 @@ class ServingSuite(ConformanceSuite):
         draft_folder: Path,
         tmp_path: Path,
     ) -> None:
-        """V6: the file is new, and the command names it; a program without formats refuses in one line."""
+        """V6: the output is new, and the command names it; a program without formats refuses in one line."""
         output = tmp_path / "export"
         if serving.formats:
             command = serving.write(config, target, draft, draft_folder, output)
             assert str(output) in shlex.split(command)
-            assert output.is_file()
+            assert output.is_dir() if serving.writes_folder else output.is_file()
         with pytest.raises(UsageError, match=r"\A[^\n]+\Z"):
             serving.write(config, target, draft, draft_folder, output)
         assert output.exists() == bool(serving.formats)

@@ -47,13 +47,6 @@ def resolve_target(name: str) -> Path:
         raise TargetError(f"{what}: there is no such folder, and {problem}") from error
 
 
-def hub_name(folder: Path) -> str | None:
-    """Return the name, owner/name, of a repository's folder in the hub client's cache; None for another folder."""
-    repository, snapshots = folder.absolute().parts[-3:-1] if len(folder.absolute().parts) > 3 else ("", "")
-    kind, *name = repository.split("--")
-    return "/".join(name) if (kind, snapshots, len(name)) == ("models", "snapshots", 2) else None
-
-
 def is_hub_name(name: str) -> bool:
     """Return whether ``name`` has the form of a hub repository, owner/name."""
     from huggingface_hub.errors import HFValidationError

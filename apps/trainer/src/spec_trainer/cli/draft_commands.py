@@ -30,7 +30,7 @@ def export_command(
     push_to_hub: str | None = None,
     logs: LogFlags = _LOGS,
 ) -> None:
-    """Export a checkpoint as a draft folder that vLLM and SGLang load, or as a file in another engine's format.
+    """Export a checkpoint as a draft folder that vLLM and SGLang load, or in another format.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def export_command(
     whole_target
         Write a copy of the target with the draft inside, for a draft that is part of its target (an MTP head).
     file_format
-        Format of an engine's own, such as gguf: write one file, not a folder.
+        Format of an engine's own: gguf, one file for llama.cpp, or speculators, a folder that vllm serve takes alone.
     dtype
         Write the matrices of the draft's layers in 8 bits, int8 or fp8, for the engines that load them.
     prompts
@@ -54,8 +54,6 @@ def export_command(
         Repository of the Hugging Face hub, owner/name, to send the folder to; a new one is private.
     """
     check_overrides(overrides, list(EXAMPLES))
-    if push_to_hub is not None and file_format is not None:
-        raise ConfigError("--push-to-hub sends a folder: leave out --format")
     if whole_target and file_format is not None:
         raise ConfigError("--whole-target writes a folder: leave out --format")
     if dtype is not None and (whole_target or file_format is not None):
@@ -68,6 +66,10 @@ def export_command(
     from spec_trainer.run.serving import closing_lines
 
     wanted = read_format(file_format, overrides)
+    if push_to_hub is not None and wanted is not None and not wanted.is_folder:
+        raise ConfigError(
+            f"--push-to-hub sends a folder, and --format={file_format} is a file: leave out one of them"
+        )
     quantisation = None
     if dtype is not None:
         from spec_trainer.cli.commands.quantised import Quantisation
@@ -92,7 +94,7 @@ def convert(
     file_format: Format = None,
     logs: LogFlags = _LOGS,
 ) -> None:
-    """Write a draft of speculators, SpecForge or AngelSlim in the layout that vLLM and SGLang load, or any as a file.
+    """Write a draft of speculators, SpecForge or AngelSlim as vLLM and SGLang load it, or any in another format.
 
     Parameters
     ----------
@@ -105,7 +107,7 @@ def convert(
     output
         Folder or file to write; must not exist.
     file_format
-        Format of an engine's own, such as gguf: write one file, not a folder.
+        Format of an engine's own: gguf, one file for llama.cpp, or speculators, a folder that vllm serve takes alone.
     """
     check_overrides(overrides, list(EXAMPLES))
     from spec_trainer.cli.commands.convert import convert_draft

@@ -18,8 +18,8 @@ import yaml
 from spec_core import Draft, TargetSpec
 from spec_core.errors import ArtifactError
 from spec_core.foreign import read_bytes
+from spec_kit.targets import hub_name
 from spec_trainer.base.disk import check_own, write_atomically
-from spec_trainer.base.hub import hub_name
 from spec_trainer.configuration.run import AnyRunConfig
 from spec_trainer.run.records import CardFigures, read_figures
 from spec_trainer.run.serving import serving_commands

@@ -65,6 +65,20 @@ class BlockDraft(ServedDraft[C, S]):
             cls.Shape.nested: nested,
         }
 
+    @classmethod
+    def to_speculators(cls, served: Json) -> Json:
+        """Return the fields that ``speculators_fields`` reads. Only sliding layers may be causal inside a block."""
+        own, kinds = served[cls.Shape.nested], served.get("layer_types", ())
+        return {
+            "draft_vocab_size": served.get("draft_vocab_size", served["vocab_size"]),
+            "target_hidden_size": served["hidden_size"],
+            "block_size": served["block_size"],
+            "aux_hidden_state_layer_ids": [layer + 1 for layer in own["target_layer_ids"]],
+            "mask_token_id": own["mask_token_id"],
+            "sample_from_anchor": False,
+            "sliding_window_non_causal": "sliding_attention" not in kinds,
+        }
+
     def reduced(self, vocab_size: int | None) -> bool:
         """Return whether the vocabulary is reduced, by the folder ``init_from`` or the option ``vocab_size``."""
         return vocab_size is not None if self.checkpoint is None else self.checkpoint.shape.reduced

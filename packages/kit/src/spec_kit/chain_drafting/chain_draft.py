@@ -48,6 +48,11 @@ class ChainDraft(ServedDraft[C, S]):
         own = {name: fields[name] for name in _SPECULATORS_FIELDS if name in fields}
         return {"architectures": [cls.architecture], "norm_before_residual": True} | own
 
+    @classmethod
+    def to_speculators(cls, served: Json) -> Json:
+        """Return the fields that ``speculators_fields`` reads, which are the same in both layouts."""
+        return {name: served[name] for name in _SPECULATORS_FIELDS if name in served}
+
     def target_problem(self, target: TargetSpec) -> str | None:
         """Return why the captured layers are invalid for the target, or None."""
         shape, wanted = self.shape(target), self.options.layers

@@ -32,6 +32,7 @@ from spec_kit.drafting.draft_shape import DraftShape, head_fields, layer_range_p
 from spec_kit.drafting.latent_shape import LatentShape
 from spec_kit.drafting.quantised_draft import QUANTISATION, QUANTISED_DTYPES, quantise_folder
 from spec_kit.drafting.served_draft import ServedDraft
+from spec_kit.drafting.speculators_layout import write_speculators
 from spec_kit.drafting.step_cost import FROZEN, TEACHER, TRAINED, StepCost, num_weights
 from spec_kit.drafting.vocabulary_shape import VocabularyShape
 from spec_kit.lazy import lazy_names
@@ -95,4 +96,5 @@ __all__ = [
     "verify_greedy",
     "verify_sampled",
     "write_draft",
+    "write_speculators",
 ]

@@ -8,6 +8,7 @@ from spec_core import Draft, TargetSpec, foreign_errors
 from spec_core.errors import ArtifactError, PluginError
 from spec_core.plugins import find, load_each
 from spec_kit.drafting.draft_files import DOWNLOAD_FIRST, architectures, read_config
+from spec_kit.drafting.speculators_layout import KIND
 
 
 def recognise(folder: Path, target: TargetSpec) -> Draft:
@@ -44,7 +45,7 @@ def _what_it_is(folder: Path) -> str:
     fields = read_config(folder)
     if fields is None:
         return "it has no config.json; take the folder draft/ of a run, or what spec-trainer export writes"
-    if kind := fields.get("speculators_model_type"):
+    if kind := fields.get(KIND):
         return f"it is in the layout of speculators, of the algorithm {kind!r}"
     if not (named := architectures(fields)):
         return "its config.json names no architectures"

@@ -24,6 +24,7 @@ from spec_kit.drafting.draft_files import (
     section,
 )
 from spec_kit.drafting.draft_shape import DraftShape
+from spec_kit.drafting.speculators_layout import KIND, LAYERS
 from spec_kit.drafting.vocabulary_shape import VocabularyShape
 
 if TYPE_CHECKING:
@@ -42,10 +43,6 @@ EMBEDDING = "embed_tokens.weight"
 """Name of a copy of the target's embedding in a draft's folder."""
 HEAD = "lm_head.weight"
 """Name of a draft's head, or of a copy of the target's head in a draft's folder."""
-_SPECULATORS = "speculators_model_type"
-"""Field with the algorithm's name in a config.json that the library ``speculators`` wrote. Such a config.json
-holds the fields of decoder layers in a nested object; the tensor file also holds the target's embedding and
-head."""
 
 
 class ServedDraft(Draft, Generic[C, S]):
@@ -59,7 +56,9 @@ class ServedDraft(Draft, Generic[C, S]):
     """Name in ``architectures`` of the exported config.json."""
     Shape: ClassVar[type[DraftShape]]
     speculators_type: ClassVar[str] = ""
-    """Name of the algorithm in folders of ``speculators``; empty if such folders cannot be read."""
+    """Name of the algorithm in folders of ``speculators``; empty if such folders cannot be read or written."""
+    speculators_architecture: ClassVar[str] = ""
+    """Name of the algorithm's class in ``speculators``."""
     depth_option: ClassVar[str] = ""
     """Name of the option that sets how many tokens ahead the draft is trained to guess; empty for none.
 
@@ -103,14 +102,14 @@ class ServedDraft(Draft, Generic[C, S]):
         fields = read_config(folder)
         if fields is None:
             return None
-        is_speculators = _SPECULATORS in fields
-        key = _SPECULATORS if is_speculators else "architectures"
+        is_speculators = KIND in fields  # and the tensor file may hold the target's embedding and head
+        key = KIND if is_speculators else "architectures"
         named = f"{key}={shown(fields.get(key))}"
         if is_speculators:
-            if not cls.speculators_type or fields[_SPECULATORS] != cls.speculators_type:
+            if not cls.speculators_type or fields[KIND] != cls.speculators_type:
                 return None
             own = cls.speculators_fields(present(fields), folder)
-            fields = {**section(fields, "transformer_layer_config", folder), **own}
+            fields = {**section(fields, LAYERS, folder), **own}
         if not cls.is_own(fields):
             return None
         with _read_as(cls.name, named):
@@ -156,6 +155,14 @@ class ServedDraft(Draft, Generic[C, S]):
         """Return this algorithm's fields of a ``speculators`` config.json under the names that engines read.
 
         The method is called only if the file's ``speculators_type`` equals ``cls.speculators_type``.
+        """
+        return {}
+
+    @classmethod
+    def to_speculators(cls, served: Json) -> Json:
+        """Return the fields that ``speculators_fields`` reads, from the fields that engines read.
+
+        The method is called only if ``cls.speculators_type`` is set.
         """
         return {}
 

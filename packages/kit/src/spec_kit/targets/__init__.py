@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from spec_kit.lazy import lazy_names
+from spec_kit.targets.hub_folder import hub_name
 from spec_kit.targets.quantised_weights import quantised_weight
 from spec_kit.targets.quiet_transformers import quiet_transformers
 from spec_kit.targets.safetensors_index import StoredTensor, stored_tensors
@@ -24,6 +25,7 @@ __all__ = [
     "check_target_tensors",
     "copy_target",
     "decoded_image",
+    "hub_name",
     "media_type",
     "quantised_weight",
     "quiet_transformers",

@@ -22,7 +22,7 @@ def convert_draft(
 ) -> dict[str, str]:
     """Write the draft in ``draft_model`` in this project's layout into ``output``; return the commands that serve it.
 
-    The weights are unchanged. ``file_format``: write a file of an engine's format, not a folder. Raise an error if no
+    The weights are unchanged. ``file_format``: write it in an engine's format. Raise an error if no
     draft plugin recognises the layout, or if the draft does not fit the target.
     """
     from spec_kit.drafting import recognise
@@ -40,7 +40,7 @@ def convert_draft(
     check_finite(draft_model)
     weights = draft.build(target, read_target_tensors(target), None).state_dict()
     if file_format is not None:
-        return file_format.write(draft, weights, target, output)
+        return file_format.write(draft, weights, target, output, read_chat_record(draft_model))
     export_draft(draft, weights, target, output, read_chat_record(draft_model))
     write_card(output, draft, target, draft.default_draft_tokens, {})
     return {}

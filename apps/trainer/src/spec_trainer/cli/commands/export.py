@@ -41,8 +41,8 @@ def export_checkpoint(
     """Write the draft of ``checkpoint`` into ``output``; return path, figures, notes and serving commands.
 
     ``target_folder``: the new path of the target, if its folder was moved; it must be the target that the draft was
-    trained for. ``whole_target``: write a copy of the target with the draft inside. ``file_format``: write a file of
-    an engine's format, not a folder. ``quantisation``: how to write the layers' matrices in 8 bits.
+    trained for. ``whole_target``: write a copy of the target with the draft inside. ``file_format``: write it in
+    an engine's format. ``quantisation``: how to write the layers' matrices in 8 bits.
     """
     from spec_kit.drafting.draft_folder import recognise
     from spec_kit.targets import check_outside, read_target
@@ -63,22 +63,23 @@ def export_checkpoint(
     num_draft_tokens = config.decode.num_draft_tokens or draft.default_draft_tokens
     weights = read_weights(types["strategy"], checkpoint)
     figures: dict[str, Any] = {"draft": str(output), "eval_acceptance_length": meta.acceptance_length}
-    if file_format is not None:
-        return figures | {"serve": file_format.write(draft, weights, target, output)}
+    serve = None
     if whole_target:
         check_outside(target.folder, output)
         _export_inside_target(draft, weights, target, output)
         target = read_target(output)
         draft = recognise(output, target)
+    elif file_format is not None:
+        serve = file_format.write(draft, weights, target, output, config.data)
+    elif quantisation is not None:
+        figures["notes"] = quantisation.write(draft, weights, target, output, config.data)
     else:
-        if quantisation is None:
-            export_draft(draft, weights, target, output, config.data)
-        else:
-            figures["notes"] = quantisation.write(draft, weights, target, output, config.data)
+        export_draft(draft, weights, target, output, config.data)
+    if not whole_target and output.is_dir():
         of_run = figures_of_run(RunDirectory(checkpoint.absolute().parent.parent).summary, meta.step)
         of_step = {"steps": meta.step, "eval_acceptance_length": meta.acceptance_length}
         write_run_card(output, draft, target, config, of_run or of_step)
-    return figures | {"serve": serving_commands(target, draft, output, num_draft_tokens)}
+    return figures | {"serve": serve or serving_commands(target, draft, output, num_draft_tokens)}
 
 
 def _export_inside_target(draft: Draft, weights: dict[str, Tensor], target: TargetSpec, output: Path) -> None:

@@ -1,4 +1,4 @@
-"""Write a draft as a file in the format of an engine's program, for the commands ``export`` and ``convert``."""
+"""Write a draft in the format of an engine's program, for the commands ``export`` and ``convert``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from spec_core import Engine, foreign_errors
 from spec_core.errors import ConfigError, PluginError
 from spec_core.plugins import find, load_each
 from spec_trainer.base.disk import new_folder
+from spec_trainer.configuration.chat import write_chat_record
 from spec_trainer.configuration.engine_options import read_engine_section
 from spec_trainer.run.draft_trainer import export_draft
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core import Draft, EngineConfig, TargetSpec
+    from spec_trainer.configuration.chat import ChatConfig
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,23 @@ class ExportFormat:
     engine_type: type[Engine]
     config: EngineConfig
 
+    @property
+    def is_folder(self) -> bool:
+        """Whether the format is a folder's, not a file's."""
+        return self.engine_type.serving is not None and self.engine_type.serving.writes_folder
+
     def write(
-        self, draft: Draft, weights: dict[str, Tensor], target: TargetSpec, output: Path
+        self,
+        draft: Draft,
+        weights: dict[str, Tensor],
+        target: TargetSpec,
+        output: Path,
+        chat: ChatConfig | None,
     ) -> dict[str, str]:
-        """Write the draft's export as the file ``output``; return the engine and the command that serves the file."""
+        """Write the draft's export as ``output``; return the engine and the command that serves it.
+
+        ``chat``: settings by which the training conversations were rendered; saved in a folder.
+        """
         output.parent.mkdir(parents=True, exist_ok=True)
         scratch = new_folder(output.parent, f".{output.name}-")
         name, serving = self.engine_type.name, self.engine_type.serving
@@ -42,6 +57,8 @@ class ExportFormat:
             export_draft(draft, weights, target, scratch / "draft")
             with foreign_errors(PluginError, failure):
                 command = serving.write(self.config, target, draft, scratch / "draft", output)
+            if self.is_folder and chat is not None:
+                write_chat_record(output, chat)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return {name: command}
