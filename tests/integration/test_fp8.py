@@ -13,7 +13,10 @@ from spec_testing.draft_workbench import LENGTHS, Workbench, build
 from spec_testing.toy_target import toy_batch, toy_target
 from spec_trainer.cli.app import run
 
+from ..fp8_on_cpus import needs_fp8
 from .launching import losses
+
+pytestmark = needs_fp8
 
 BLOCKS = {"block_size": 4, "anchor_share": 1.0, "num_layers": 2, "num_features": 3}
 DRAFTS: dict[str, dict[str, object]] = {

@@ -150,6 +150,9 @@ def test_a_run_that_leaves_the_targets_own_head_unused_says_so(command_line, shi
     assert further == []
 
 
+@pytest.mark.skipif(
+    not hasattr(MtpModel, "forward_layer"), reason="these Transformers run no layer of a head"
+)
 @pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe"])
 @torch.no_grad()
 def test_transformers_reads_the_same_head_from_the_targets_files(ship, kind):

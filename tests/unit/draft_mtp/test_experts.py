@@ -90,7 +90,8 @@ def test_the_layer_and_its_gradients_equal_transformers(kind, tmp_path):
     x_TH = torch.randn(13, target.hidden_size, generator=torch.Generator().manual_seed(3))
     position = torch.arange(13)
     mask = torch.full((13, 13), -torch.inf).triu(1)[None, None]
-    angles = rotary(config)(x_TH[None], position[None])
+    axes = position.expand(3, 1, -1) if kind.startswith("qwen3_5") else position[None]  # time, height, width
+    angles = rotary(config)(x_TH[None], axes)
     expected = theirs(x_TH[None], position_embeddings=angles, attention_mask=mask)
     expected = (expected[0] if isinstance(expected, tuple) else expected).reshape(x_TH.shape)
     own = module.rope.angles(position, torch.float32)

@@ -4,12 +4,14 @@ import pytest
 
 from spec_strategy_fsdp.strategy import FsdpStrategy
 
+from ...fp8_on_cpus import needs_fp8
 from ..strategy_megatron.training import LIMIT_S, Run, train
 
 STEPS = 1
 CASES = (("eagle3", "layers"), ("dflash", "frozen"))
 
 
+@needs_fp8
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_two_ranks_train_in_fp8(tmp_path):
     runs = []

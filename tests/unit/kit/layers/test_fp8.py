@@ -8,6 +8,8 @@ import torch
 from spec_kit.layers import Fp8Kernels, Fp8Layers, Mlp, linear
 from spec_kit.layers.fp8 import BACKWARD, FORWARD, Fp8Weight, quantize_rows
 
+from ....fp8_on_cpus import needs_fp8
+
 ROUNDING = {FORWARD: 2.0**-4, BACKWARD: 2.0**-3}
 """Half of the gap between neighbouring numbers of one exponent, over the smaller one: 3 and 2 bits of mantissa."""
 SUBNORMAL = {FORWARD: 2.0**-10, BACKWARD: 2.0**-17}
@@ -60,6 +62,7 @@ def test_rows_of_zeros_stay_zero_and_what_is_not_finite_shows():
     assert not result[2].isfinite().all()
 
 
+@needs_fp8
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_with_a_weight_differ_by_rounding_only(dtype):
     rows, weight, grad = (
@@ -75,6 +78,7 @@ def test_products_with_a_weight_differ_by_rounding_only(dtype):
     assert (back <= product_bound(grad, BACKWARD, weight.T, dtype)).all()
 
 
+@needs_fp8
 def test_gradients_of_a_layer_are_those_of_its_products():
     layers = Fp8Layers(lambda name: None)
     layer = linear(64, 48)
@@ -88,6 +92,7 @@ def test_gradients_of_a_layer_are_those_of_its_products():
     torch.testing.assert_close(layer.weight.grad.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@needs_fp8
 def test_weights_are_read_anew_in_each_pass_and_once_in_it():
     seen = []
 

@@ -150,6 +150,10 @@ def test_fp8_is_refused_where_it_cannot_be(words, make_target, monkeypatch):
     from spec_backend_cpu.backend import CpuBackend
     from spec_core.records import Capabilities
 
+    dtypes = frozenset({"float32", "bfloat16"})
+    monkeypatch.setattr(
+        CpuBackend, "capabilities", classmethod(lambda cls: Capabilities(dtypes=dtypes, fp8=True))
+    )
     fp8 = ["train.fp8=frozen", "train.dtype=bfloat16"]
     divisible = [*words, f"target={make_target('llama', vocab_size=96, hidden_size=32)}"]
     assert resolve(None, {}, [*divisible, *fp8]).config.train.fp8 == "frozen"
