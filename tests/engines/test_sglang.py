@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,8 +19,11 @@ from spec_core import EngineContext
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_sglang.arguments import ENVIRONMENT, server_arguments
+from spec_engine_sglang.serving import SglangServing
+from spec_kit.drafting import recognise
 from spec_kit.hosting import PlainMode
 from spec_kit.targets.target_reader import read_target
+from spec_testing import draw_draft
 from spec_testing.answer_checks import assert_guess_depths
 
 from ..captured_states import captured
@@ -53,6 +57,18 @@ for prompt in prompts:
     )
     print("STATES", json.dumps(answer["meta_info"]["hidden_states"]))
 engine.shutdown()
+"""
+READ_ARGUMENTS = """
+import json, sys
+from sglang.srt.arg_groups.overrides import resolved_view
+from sglang.srt.server_args import prepare_server_args
+from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams
+given = prepare_server_args([*sys.argv[2:], "--device", "cpu"])
+given.resolve_once()
+arguments = resolved_view(given)
+assert arguments.speculative_adaptive
+read = AdaptiveSpeculativeParams(arguments.speculative_num_steps, arguments.speculative_adaptive_config)
+print("STEPS", json.dumps([read.get_steps_for_batch(load) for load in json.loads(sys.argv[1])]))
 """
 
 
@@ -124,6 +140,19 @@ def test_states_are_those_of_sglangs_own_capture(engine, prompts, monkeypatch) -
         assert len(rows) == (len(prompt) - 1) % engine.config.batch_tokens + 1
         (ours,) = states_of(engine, [prompt])
         assert torch.equal(ours[-len(rows) :, columns].flatten(1), torch.tensor(rows))
+
+
+@pytest.mark.slow
+def test_sglang_reads_the_draft_tokens_of_each_load(llama, tmp_path) -> None:
+    """The shell runs the printed command, with SGLang's own reader of arguments instead of its server."""
+    target, folder = read_target(llama), tmp_path / "draft"
+    draw_draft(folder, target, seed=0)
+    by_load, loads = {1: 5, 6: 3, 20: 0}, [1, 5, 6, 19, 20, 300]
+    command = SglangServing().command_by_load(target, recognise(folder, target), folder, by_load)
+    reader = shlex.join([sys.executable, "-c", READ_ARGUMENTS, json.dumps(loads)])
+    command = command.replace("python -m sglang.launch_server", reader)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=280, check=False)
+    assert f"STEPS {[5, 5, 3, 3, 0, 0]}" in done.stdout.splitlines(), done.stderr[-3000:]
 
 
 def test_texts_and_acceptance_are_those_of_transformers(llama, engine, trained_draft) -> None:
