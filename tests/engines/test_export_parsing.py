@@ -15,6 +15,8 @@ from spec_kit.drafting import recognise
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.commands.evaluate import export_untrained
 
+from .sglang_here import sglang_environment  # noqa: F401 (a fixture)
+
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("states")]
 
 VLLM = """
@@ -195,11 +197,12 @@ def vllm(by_vllm, folders):
 
 
 @pytest.fixture(scope="module")
-def sglang(target, folders):
+def sglang(target, folders, request):
     try:
         metadata.version("sglang")
     except metadata.PackageNotFoundError:
         pytest.skip("SGLang is not installed")
+    request.getfixturevalue("sglang_environment")
     return parsed(SGLANG, target, folders)
 
 
