@@ -11,6 +11,7 @@ from spec_core import Draft, plugins
 from spec_core.errors import ArtifactError, ConfigError, RunError
 from spec_core.target import LatentSizes
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_engine_llamacpp.serving_format import check_llamacpp_export
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 from spec_engine_sglang.serving import _warn
@@ -18,7 +19,7 @@ from spec_engine_sglang.serving_format import check_sglang_folder
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
 from spec_engine_vllm.serving_format import check_vllm_folder
-from spec_kit.drafting.draft_folder import recognise
+from spec_kit.drafting import quantise_folder, recognise
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.commands.evaluate import export_untrained
 from spec_trainer.run.draft_folder import check_draft, position_warning
@@ -197,6 +198,30 @@ def test_field_that_one_engine_needs_elsewhere(export, target, check, case, chan
         check(folder, target)
     assert str(caught.value).startswith(f"draft {folder} cannot be served by ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("check", "case", "line"),
+    [
+        (check_vllm_folder, "eagle3, mla", "quantised and it has latent attention"),
+        (check_sglang_folder, "dflash", "issue 39087"),
+        (check_sglang_folder, "eagle3", "issue 39087"),
+        (check_llamacpp_export, "eagle3", "quantised as vLLM reads them"),
+    ],
+)
+def test_a_quantised_draft_is_refused_by_what_would_misread_it(export, target, check, case, line):
+    folder = export(case)
+    quantise_folder(folder, recognise(folder, target).quantised_modules, "int8")
+    with pytest.raises(ArtifactError, match=line):
+        check(folder, target)
+
+
+def test_a_guessing_anchor_in_the_layout_of_speculators_needs_a_later_vllm(export, target):
+    folder = export("dspark")
+    edit(folder, {"speculators_model_type": "dspark", "sample_from_anchor": True})
+    check_vllm_folder(folder, target)
+    with pytest.raises(ArtifactError, match=r"vLLM before 0\.28 takes each guess for the token after"):
+        check_vllm_folder(folder, target, is_before_28=True)
 
 
 def test_embeddings_of_images_decide_which_engine_serves_and_which_one_is_warned_of(target, tmp_path, caplog):
