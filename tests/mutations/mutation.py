@@ -8,6 +8,7 @@ import parso
 from cosmic_ray.ast import ast_nodes
 from cosmic_ray.work_item import MutationSpec
 from parso.python.tree import Module
+from parso.tree import NodeOrLeaf
 from tests.mutations.operators import OPERATORS, function_of, words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,27 +32,20 @@ class Row:
 
     def mutants(self) -> list[MutationSpec]:
         """Return a mutant for each operator and each statement, condition, operand, call or lock with the word."""
-        found = []
-        for name, operator in OPERATORS.items():
-            nodes = [
-                (node, target)
-                for node in ast_nodes(_tree(ROOT / self.path))
-                for target in operator().targets(node)
-            ]
-            for occurrence, (node, (_, code, _)) in enumerate(nodes):
-                if function_of(node) == self.function and self.word in words(parso.parse(code)):
-                    found.append(
-                        MutationSpec(
-                            module_path=self.path,
-                            operator_name=f"contract/{name}",
-                            operator_args={},
-                            occurrence=occurrence,
-                            start_pos=node.start_pos,
-                            end_pos=node.end_pos,
-                            definition_name=self.function,
-                        )
-                    )
-        return found
+        return [
+            MutationSpec(
+                module_path=self.path,
+                operator_name=f"contract/{name}",
+                operator_args={},
+                occurrence=occurrence,
+                start_pos=node.start_pos,
+                end_pos=node.end_pos,
+                definition_name=self.function,
+            )
+            for name in OPERATORS
+            for occurrence, (node, function, code) in enumerate(_targets(ROOT / self.path, name))
+            if function == self.function and self.word in words(parso.parse(code))
+        ]
 
 
 def read_table(name: str) -> list[Row]:
@@ -69,3 +63,13 @@ def read_table(name: str) -> list[Row]:
 @cache
 def _tree(path: Path) -> Module:
     return parso.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def _targets(path: Path, operator: str) -> list[tuple[NodeOrLeaf, str, str]]:
+    """Return what an operator changes in a file: its node, the function around it, and its code."""
+    return [
+        (node, function_of(node), code)
+        for node in ast_nodes(_tree(path))
+        for _, code, _ in OPERATORS[operator]().targets(node)
+    ]

@@ -39,7 +39,12 @@ from typing import Any
 
 from spec_testing.limits import patient
 
-PRELOADED = __name__, "torch", "torch.distributed.tensor", "torch._dynamo"
+_SUITES = ("process_group_suite", "strategy_suite", "transport_suite", "weight_transport_suite")
+PRELOADED = (
+    __name__,
+    *("torch", "torch.distributed.tensor", "torch._dynamo"),
+    *(f"spec_testing.{suite}" for suite in _SUITES),
+)
 """Modules that the fork server imports before it forks ranks. None of them initializes a device."""
 LIMIT_S = patient(120.0)
 """Longest time, in seconds, that the ranks of a test may take. Only a test that hangs takes so long."""
