@@ -143,7 +143,7 @@ def test_the_command_that_makes_the_data_makes_what_the_recipe_takes(
     assert words[words.index("--target") + 1] == values["target"]
     assert words[words.index("--output") + 1] == values["data"]["path"]
     prompts = tmp_path / words[words.index("--data") + 1]
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in CONVERSATIONS * 5))
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in CONVERSATIONS * 2))
     here = {"--target": str(small_target), "--engine": "hf", "--backend": "cpu", "--max-new-tokens": "3"}
     words = [here.get(before, word) for before, word in zip(["", *words], words, strict=False)]
     missing = [word for key, value in here.items() if key not in words for word in (key, value)]

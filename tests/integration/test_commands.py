@@ -433,15 +433,15 @@ def test_evaluation_of_the_draft(command_line, trained, peaked_target, prompts):
     assert 0 < document["generated_tokens"] <= 12 * PROMPTS
 
 
-@pytest.mark.parametrize("trained_one", [True, False])
-def test_breakdown_of_rounds(command_line, trained, peaked_target, prompts, trained_one):
+@pytest.mark.parametrize(("trained_one", "loads"), [(True, "1,4"), (False, "2")], ids=["trained", "drawn"])
+def test_breakdown_of_rounds(command_line, trained, peaked_target, prompts, trained_one, loads):
     draft = ("--draft-model", trained / "draft") if trained_one else ("--draft", "eagle3")
     words = ("evaluate", "--breakdown", "--target", peaked_target, *draft, "--prompts", prompts)
     outcome = command_line(
-        *words, "--max-new-tokens", 6, "--num-draft-tokens", 3, "--concurrency", "1,4", "--json"
+        *words, "--max-new-tokens", 6, "--num-draft-tokens", 3, "--concurrency", loads, "--json"
     )
     document = json.loads(outcome.out)
-    assert [part["concurrency"] for part in document["breakdown"]] == [1, 4]
+    assert [part["concurrency"] for part in document["breakdown"]] == [int(load) for load in loads.split(",")]
     for part in document["breakdown"]:
         assert [row["num_draft_tokens"] for row in part["rounds"]] == [1, 2, 3]
         for row in part["rounds"]:

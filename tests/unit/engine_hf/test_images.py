@@ -13,7 +13,15 @@ from spec_engine_hf import decoding
 from spec_trainer.cli.quickstart.baselines import PromptLookupProposer
 
 from ...captured_states import captured
-from ...seeing_targets import ALL_SEEING, IMAGE_ID, arrays_of, picture, reference_states, request_of
+from ...seeing_targets import (
+    ALL_SEEING,
+    IMAGE_ID,
+    TWO_WAY,
+    arrays_of,
+    picture,
+    reference_states,
+    request_of,
+)
 
 SIZES = ((20, 12), (33, 47), (8, 90))
 
@@ -111,7 +119,13 @@ def test_greedy_answers_to_prompts_with_images_are_the_models(seeing_target, ope
     assert engine.acceptance().accepted > 0
 
 
-@pytest.mark.parametrize("model_type", ALL_SEEING)
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        pytest.param(one, marks=[] if one in ("qwen2_5_vl", TWO_WAY) else pytest.mark.slow)
+        for one in ALL_SEEING
+    ],
+)
 def test_near_ties_are_decided_by_text_and_images(seeing_target, open_engine, monkeypatch, model_type):
     """Each choice is made anew by a forward pass of the text alone, which must see the images, too."""
     monkeypatch.setattr(decoding, "_NEAR_TIE", 1e9)

@@ -316,9 +316,13 @@ def test_latent_attention_before_vllm_0_28(export, target):
         check_vllm_folder(folder, latent, is_before_28=True)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text"])
-def test_vllm_0_26_knows_no_text_model_of_qwen3_5(kind, make_target, tmp_path):
-    target = read_target(make_target(kind))
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [("qwen3_5_text", {}), ("qwen3_5_moe_text", {"num_experts": 4, "moe_intermediate_size": 16})],
+    ids=["dense", "experts"],
+)
+def test_vllm_0_26_knows_no_text_model_of_qwen3_5(kind, sizes, make_target, tmp_path):
+    target = read_target(make_target(kind, **sizes))
     plugin = plugins.load(Draft, "mtp")
     folder = export_untrained(plugin(plugin.Config(name="mtp")), target, tmp_path / "draft")
     check_vllm_folder(folder, target)

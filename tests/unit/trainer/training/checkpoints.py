@@ -1,10 +1,13 @@
 """Checkpoints of a trainer that only has state."""
 
+import resource
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from spec_core.errors import RunError
 from spec_kit.sharding import load_sharded, save_sharded
 from spec_processes.sockets.rendezvous import TcpRendezvous
 from spec_strategy_fsdp.strategy import FsdpStrategy
@@ -74,3 +77,17 @@ def save_and_load_apart(me: Rank, folder: Path) -> tuple[float, float, list[str]
         score = checkpoints.best_score(3)
         dist.destroy_process_group()
     return fresh.weight.unique().item(), score, sorted(path.name for path in root.iterdir())
+
+
+def save_on_a_full_disk(me: Rank, root: Path) -> tuple[str, list[float], list[str]]:
+    """Return what the save says that does not fit, and what is left."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = CheckpointStore(root, keep=1, group=dist.group.WORLD)
+    store.save(Weights(1.0, 10_000), meta(1), "")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    with pytest.raises(RunError) as failed:
+        store.save(Weights(2.0, 10_000), meta(2), "")
+    fresh = Weights(0.0, 10_000)
+    store.load(fresh, store.folder(1))
+    dist.destroy_process_group()
+    return str(failed.value), fresh.weight.unique().tolist(), sorted(path.name for path in root.iterdir())

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,16 @@ from spec_core.errors import ArtifactError, RunError
 from spec_testing.processes import run_ranks
 from spec_trainer.training.checkpoint.folder import check_whole, read_meta
 
-from .checkpoints import Weights, latest, meta, names, read_weights, save, save_and_load_apart
+from .checkpoints import (
+    Weights,
+    latest,
+    meta,
+    names,
+    read_weights,
+    save,
+    save_and_load_apart,
+    save_on_a_full_disk,
+)
 
 
 def test_what_was_saved_comes_back(store):
@@ -159,47 +166,14 @@ def test_all_kinds_of_tensors_come_back(store):
         torch.testing.assert_close(found[name], value, rtol=0, atol=0)
 
 
-_FULL_DISK = """
-import resource, sys
-from pathlib import Path
-import torch.distributed as dist
-sys.path.insert(0, sys.argv[1])
-from checkpoints import Weights, meta
-from spec_trainer.training.checkpoint.store import CheckpointStore
-from spec_core.errors import RunError
-
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-root = Path(sys.argv[2])
-store = CheckpointStore(root, keep=1, group=dist.group.WORLD)
-store.save(Weights(1.0, 10_000), meta(1), "")
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-try:
-    store.save(Weights(2.0, 10_000), meta(2), "")
-except RunError as error:
-    print(error)
-fresh = Weights(0.0, 10_000)
-store.load(fresh, store.folder(1))
-print(fresh.weight.unique().tolist(), sorted(path.name for path in root.iterdir()))
-dist.destroy_process_group()
-"""
-
-
 def test_full_disk_leaves_earlier_checkpoints_as_they_were(tmp_path):
     """The kernel refuses to let files grow, as it does when a disk is full."""
-    (tmp_path / "checkpoints").mkdir()
-    folder = str(Path(__file__).parent)
-    child = subprocess.run(
-        [sys.executable, "-c", _FULL_DISK, folder, str(tmp_path / "checkpoints")],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert child.returncode == 0, child.stderr
-    failure, left = child.stdout.splitlines()
-    assert failure.startswith(f"checkpoint {tmp_path / 'checkpoints' / 'step-2'} (rank 0) was not written: ")
-    assert (
-        f"MB are free in {tmp_path / 'checkpoints'}); raise the limit on the size of files (ulimit -f)"
-        in failure
-    )
-    assert left == "[1.0] ['.step-2', 'step-1']"
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    ((failure, weights, left),) = run_ranks(save_on_a_full_disk, 1, root)
+    assert failure.startswith(f"checkpoint {root / 'step-2'} (rank 0) was not written: ")
+    assert f"MB are free in {root}); raise the limit on the size of files (ulimit -f)" in failure
+    assert (weights, left) == ([1.0], [".step-2", "step-1"])
 
 
 def test_a_folder_that_was_removed_does_not_come_back(store, tmp_path):
