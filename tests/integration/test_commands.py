@@ -155,7 +155,7 @@ def test_logs_go_to_stderr_and_the_document_to_stdout(trained, peaked_target, pr
     """The real program: stdout is one JSON document whatever libraries have to say."""
     child = _finished(
         ["evaluate", "--target", str(peaked_target), "--draft-model", str(trained / "draft"),
-         "--prompts", str(prompts), "--max-new-tokens", "2", "--json"]
+         "--prompts", str(prompts), "--max-new-tokens", "2", "--temperature", "0", "--json"]
     )  # fmt: skip
     assert child.returncode == 0, child.stderr
     assert isinstance(json.loads(child.stdout), dict)

@@ -61,7 +61,7 @@ def words(seeing_target, pictures):
     return line
 
 
-TRAIN = ("train.global_batch_tokens=200", "train.warmup_steps=1", "train.epochs=2", "train.eval_every=2")
+TRAIN = ("train.global_batch_tokens=200", "train.warmup_steps=1", "train.epochs=1", "train.eval_every=2")
 DRAFTS = {
     "eagle3": ("draft.name=eagle3", "draft.num_steps=2"),
     "dflash": ("draft.name=dflash", "draft.num_layers=1", "draft.block_size=4"),

@@ -34,7 +34,7 @@ def case(draft, *parts, **options):
     return Case(plugin, {**fixed, **options}, *parts)
 
 
-FEW = [case(draft, 0.05) for draft in DRAFTS]
+FEW = [case(draft, 0.05) for draft in ("eagle3", "eagle3 mla", "mtp", "dflash")]
 ALL = [case(draft, 1.0) for draft in DRAFTS]
 CASES = [
     *FEW,
