@@ -51,7 +51,7 @@ class TestDFlashStep(BlockStepSuite):
     measured = ({"loss": "dpace"}, {"loss": "lk_lambda"}, {"loss": "soft", "vocab_size": 500})
     checkpointed = ({}, {"sliding_window": 6}, {"loss": "soft", "num_features": 3})
 
-    @pytest.fixture(params=KINDS)
+    @pytest.fixture(params=["ce", "dpace", "soft", "lk_lambda"])
     def options(self, request):
         return {"loss": request.param, "sliding_window": 6}
 
@@ -73,7 +73,7 @@ class TestDFlashStep(BlockStepSuite):
         sums, numbers = super().expected_metrics(result)
         return {**sums, "slot_loss": result.slot_loss}, numbers
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", ["ce", "soft"])
     def test_metrics_of_a_reduced_vocabulary_equal_the_dense_reference(self, kind):
         """A guess of a token without a row is never right."""
         self.assert_metrics({"loss": kind, "vocab_size": 2})
