@@ -11,10 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
-
 from spec_core.errors import EngineError
-from spec_kit.hosting import Fields, shard_products, sum_of_shards
+from spec_kit.hosting import Fields
 
 _MARK = "spec-frozen:"
 _ANSWER = "spec_frozen"
@@ -38,7 +36,10 @@ def answer_products(original: Callable[..., Any], scheduler: Any, request: Any) 
     """Answer a call for products; wraps ``Scheduler.get_internal_state``."""
     if not (request.rid or "").startswith(_MARK):
         return original(scheduler, request)
+    import torch.distributed as dist
     from sglang.srt.managers.io_struct import GetInternalStateReqOutput
+
+    from spec_kit.hosting import shard_products, sum_of_shards
 
     embedding, token_ids, vector = json.loads(request.rid.removeprefix(_MARK))
     model = scheduler.tp_worker.model_runner.model

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any
 
 from spec_core import UpdateId
 from spec_core.errors import EngineError
-from spec_engine_sglang.sglang_draft_slot import SglangDraftSlot
 from spec_kit.hosting import AnswerCounts, AnswerRounds, DraftRank
+
+if TYPE_CHECKING:
+    from spec_engine_sglang.sglang_draft_slot import SglangDraftSlot
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +123,8 @@ def _answer(scheduler: Any, call: str, argument: str) -> dict[str, str] | None:
 
 
 def _rank_of(scheduler: Any) -> DraftRank:
+    import torch.distributed as dist
+
     if not hasattr(scheduler, _RANK):
         setattr(scheduler, _RANK, DraftRank(lambda: _slot(scheduler), dist.get_rank(scheduler.tp_cpu_group)))
     return getattr(scheduler, _RANK)
@@ -163,6 +165,8 @@ def model_folder(name: str) -> Path:
 
 def _of_all_ranks(answer: dict[str, str] | None, group: Any) -> list[dict[str, str]]:
     """Return the answers of all ranks that hold a draft; every rank gets all answers."""
+    import torch.distributed as dist
+
     answers: list[dict[str, str] | None] = [answer] * dist.get_world_size(group)
     if len(answers) > 1:
         dist.all_gather_object(answers, answer, group=group)
