@@ -134,7 +134,7 @@ class TestMtpDraft(DraftSuite):
 class TestMtpDraftWithExperts(TestMtpDraft):
     """A new head of the kind that the target's config.json describes."""
 
-    @pytest.fixture(params=["qwen3_5_moe", "deepseek_v3", "glm4_moe"])
+    @pytest.fixture(params=["qwen3_5_moe", "deepseek_v3", pytest.param("glm4_moe", marks=pytest.mark.slow)])
     def kind(self, request: pytest.FixtureRequest) -> str:
         return request.param
 

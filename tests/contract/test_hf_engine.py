@@ -67,7 +67,7 @@ class TestHfEngineSees(EngineImagesSuite):
 
 
 class TestHfEngineIsUpdated(DraftReplicaSuite):
-    @pytest.fixture(params=["eagle3", "dflash"])
+    @pytest.fixture(params=["eagle3", pytest.param("dflash", marks=pytest.mark.slow)])
     def algorithm(self, request: pytest.FixtureRequest) -> str:
         return request.param
 

@@ -107,7 +107,12 @@ SHOWN = ([], [picture(SIZES[0])], [picture(size) for size in SIZES], [], [pictur
 GREEDY = SamplingParams(max_new_tokens=10, temperature=0.0, stop_at_eos=False)
 
 
-@pytest.mark.parametrize("model_type", ALL_SEEING)
+def some(*types):
+    """All types as parameters; those that are not named are for each night."""
+    return [pytest.param(one, marks=[] if one in types else pytest.mark.slow) for one in ALL_SEEING]
+
+
+@pytest.mark.parametrize("model_type", some("qwen2_5_vl", "qwen3_5", TWO_WAY))
 def test_greedy_answers_to_prompts_with_images_are_the_models(seeing_target, open_engine, model_type):
     """Texts and images share the batches; while one is decoded, others begin and end."""
     folder = seeing_target(model_type)
@@ -119,13 +124,7 @@ def test_greedy_answers_to_prompts_with_images_are_the_models(seeing_target, ope
     assert engine.acceptance().accepted > 0
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    [
-        pytest.param(one, marks=[] if one in ("qwen2_5_vl", TWO_WAY) else pytest.mark.slow)
-        for one in ALL_SEEING
-    ],
-)
+@pytest.mark.parametrize("model_type", some("qwen2_5_vl", TWO_WAY))
 def test_near_ties_are_decided_by_text_and_images(seeing_target, open_engine, monkeypatch, model_type):
     """Each choice is made anew by a forward pass of the text alone, which must see the images, too."""
     monkeypatch.setattr(decoding, "_NEAR_TIE", 1e9)
