@@ -178,3 +178,17 @@ def test_a_folder_that_engines_would_read_otherwise_is_refused(
     save_file(load_file(weights) | tensors, weights)
     words = ("--draft-model", folder, "--target", tiny_llama, "--output", tmp_path / "plain")
     assert problem in command_line("convert", *words).error
+
+
+@pytest.mark.parametrize("key", ["config_groups", "ignore"])
+def test_settings_of_other_matrices_are_refused(quantised, tiny_llama, command_line, tmp_path, key):
+    """Engines would take the numbers of a matrix that they do not find there for its weights."""
+    folder = shutil.copytree(quantised[0], tmp_path / "draft")
+    fields = json.loads((folder / "config.json").read_text())
+    del fields["quantization_config"][key]
+    (folder / "config.json").write_text(json.dumps(fields))
+    words = ("--draft-model", folder, "--target", tiny_llama, "--output", tmp_path / "plain")
+    assert (
+        "is not what spec-trainer export --dtype writes for these tensors"
+        in command_line("convert", *words).error
+    )

@@ -14,7 +14,15 @@ from spec_core import foreign_errors, read_json_object
 from spec_core.errors import ArtifactError
 from spec_core.foreign import check_regular
 from spec_core.wording import shown
-from spec_kit.drafting.quantised_draft import CONFIG, QUANTISATION, SCALE, TENSORS, quantisation, restored
+from spec_kit.drafting.quantised_draft import (
+    CONFIG,
+    QUANTISATION,
+    SCALE,
+    TENSORS,
+    quantisation,
+    restored,
+    settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +123,8 @@ def read_shapes(folder: Path) -> Shapes:
         if not file.exists() and (folder / other).exists():
             raise ArtifactError(f"draft {folder} has {other} in place of {TENSORS}: {remedy}")
     check_regular(file, ArtifactError)
-    form, shapes = quantisation(read_config(folder) or {}, folder), Shapes()
+    fields, shapes = read_config(folder) or {}, Shapes()
+    form = quantisation(fields, folder)
     with (
         foreign_errors(ArtifactError, f"draft tensors {file} are no complete safetensors file"),
         safe_open(file, framework="np") as tensors,
@@ -138,8 +147,13 @@ def read_shapes(folder: Path) -> Shapes:
                     f"{' or '.join(allowed)}"
                 )
             shapes[name] = tuple(stored.get_shape())
-    if form is not None and not scales:
-        raise config_error(folder, f"{QUANTISATION} says that weights are quantised, and none is; remove it")
+    matrices = [scale.removesuffix(SCALE) for scale in scales]
+    if form is not None and fields[QUANTISATION] != settings(form, matrices, shapes):
+        raise config_error(
+            folder,
+            f"{QUANTISATION} is not what spec-trainer export --dtype writes for these tensors, so engines may take "
+            "numbers of 8 bits for weights; take the draft's original folder",
+        )
     return shapes
 
 

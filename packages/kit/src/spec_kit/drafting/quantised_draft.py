@@ -8,7 +8,7 @@ with one scale for each token. Importing this module imports no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,22 +57,17 @@ def quantise_folder(folder: Path, modules: Collection[str], dtype: str) -> None:
     """
     from safetensors.torch import load_file, save_file
 
-    form, left = QUANTISED_DTYPES[dtype], {"lm_head"}
-    stored: dict[str, Tensor] = {}
-    for name, tensor in load_file(folder / TENSORS).items():
-        *_, module, leaf = ("", *name.split("."))
-        if leaf == "weight" and module in modules and name.startswith(_LAYERS):
-            stored |= _quantised(name, tensor, form)
-            continue
-        stored[name] = tensor
-        if leaf == "weight" and tensor.dim() == 2:
-            left.add(module)
+    form, plain = QUANTISED_DTYPES[dtype], load_file(folder / TENSORS)
+    matrices = [name for name in plain if name.startswith(_LAYERS) and _module(name) in modules]
+    stored = dict(plain)
+    for name in matrices:
+        stored |= _quantised(name, plain[name], form)
     save_file(stored, folder / TENSORS, metadata={"format": "pt"})
-    file = folder / CONFIG
-    fields = read_json_object(file, ArtifactError) | {
-        QUANTISATION: _settings(form, sorted(modules), sorted(left))
+    shapes = {name: tuple(tensor.shape) for name, tensor in plain.items()}
+    fields = read_json_object(folder / CONFIG, ArtifactError) | {
+        QUANTISATION: settings(form, matrices, shapes)
     }
-    file.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def _quantised(name: str, matrix: Tensor, form: _Format) -> dict[str, Tensor]:
@@ -87,10 +82,21 @@ def _quantised(name: str, matrix: Tensor, form: _Format) -> dict[str, Tensor]:
     return {name: units_RC.to(getattr(torch, form.torch_name)), name + SCALE: scale_R1}
 
 
-def _settings(form: _Format, modules: list[str], left: list[str]) -> Json:
+def _module(name: str) -> str:
+    """Return the last name of the module whose weight has this name; an empty string for any other tensor."""
+    *_, module, leaf = ("", *name.split("."))
+    return module if leaf == "weight" else ""
+
+
+def settings(form: _Format, matrices: Collection[str], shapes: Mapping[str, tuple[int, ...]]) -> Json:
+    """Return what config.json says of a folder in which exactly ``matrices`` are quantised.
+
+    ``shapes``: name of each tensor but the scales -> its shape.
+    """
+    others = (_module(name) for name, shape in shapes.items() if len(shape) == 2 and name not in matrices)
     eight: Json = {"num_bits": 8, "type": form.kind, "symmetric": True}
     group = {
-        "targets": [_pattern(modules)],
+        "targets": [_pattern({_module(name) for name in matrices})],
         "weights": {**eight, "strategy": "channel", "dynamic": False},
         "input_activations": {**eight, "strategy": "token", "dynamic": True},
     }
@@ -99,13 +105,13 @@ def _settings(form: _Format, modules: list[str], left: list[str]) -> Json:
         "quantization_status": "compressed",
         "format": form.layout,
         "config_groups": {"group_0": group},
-        "ignore": [_pattern(left)],
+        "ignore": [_pattern({"lm_head", *filter(None, others)})],
     }
 
 
-def _pattern(modules: list[str]) -> str:
+def _pattern(modules: Collection[str]) -> str:
     """Return compressed-tensors' pattern of modules, under any prefix: engines number layers after the target's."""
-    names = [*modules, *(_FUSED[name] for name in modules if name in _FUSED)]
+    names = sorted({*modules, *(_FUSED[name] for name in modules if name in _FUSED)})
     return rf"re:(.*\.)?({'|'.join(names)})$"
 
 
