@@ -81,9 +81,9 @@ def test_the_report_has_sizes_and_the_acceptance_length_before_and_after(
     quantised, prompts, tiny_llama, command_line
 ):
     folder, printed = quantised
-    sizes = re.search(r"^size: ([\d.]+) MiB, ([\d.]+) MiB without --dtype$", printed, re.MULTILINE)
+    sizes = re.search(r"^size: ([\d.]+) MiB, ([\d.]+) MiB without --dtype=\w+$", printed, re.MULTILINE)
     lengths = re.search(
-        r"^acceptance length \(tau\) in engine hf: ([\d.]+), ([\d.]+) without --dtype$", printed, re.MULTILINE
+        r"^acceptance length in engine hf: ([\d.]+), ([\d.]+) without --dtype=\w+$", printed, re.MULTILINE
     )
     assert sizes
     assert float(sizes[1]) < float(sizes[2])
@@ -101,6 +101,8 @@ def test_the_report_has_sizes_and_the_acceptance_length_before_and_after(
     )
     measured = json.loads(command_line("evaluate", *words).out)
     assert float(lengths[1]) == pytest.approx(measured["acceptance_length"], abs=6e-4)
+    assert f"acceptance length (tau): {measured['acceptance_length']:.2f} tokens a pass, measured" in printed
+    assert f"## In 8 bits\n\n- {sizes[0]}\n- {lengths[0]}\n" in (folder / "README.md").read_text()
 
 
 def test_a_quantised_draft_is_converted_to_the_weights_that_it_has(

@@ -72,13 +72,14 @@ def export_checkpoint(
     elif file_format is not None:
         serve = file_format.write(draft, weights, target, output, config.data)
     elif quantisation is not None:
-        figures["notes"] = quantisation.write(draft, weights, target, output, config.data)
+        figures |= quantisation.write(draft, weights, target, output, config.data)
     else:
         export_draft(draft, weights, target, output, config.data)
     if not whole_target and output.is_dir():
         of_run = figures_of_run(RunDirectory(checkpoint.absolute().parent.parent).summary, meta.step)
         of_step = {"steps": meta.step, "eval_acceptance_length": meta.acceptance_length}
-        write_run_card(output, draft, target, config, of_run or of_step)
+        further = {"In 8 bits": "\n".join(f"- {note}" for note in figures["notes"])} if quantisation else {}
+        write_run_card(output, draft, target, config, of_run or of_step, further)
     return figures | {"serve": serve or serving_commands(target, draft, output, num_draft_tokens)}
 
 

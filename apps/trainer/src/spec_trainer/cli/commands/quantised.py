@@ -6,7 +6,7 @@ import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spec_core import Draft, TargetSpec
 from spec_core.errors import ConfigError
@@ -43,8 +43,8 @@ class Quantisation:
 
     def write(
         self, draft: Draft, weights: dict[str, Tensor], target: TargetSpec, output: Path, chat: ChatConfig
-    ) -> list[str]:
-        """Write the draft into ``output``; return lines with its size and acceptance length, before and after.
+    ) -> dict[str, Any]:
+        """Write the draft into ``output``; return figures, and ``notes`` that compare it with the original.
 
         Raise ConfigError if no engine with a plugin here loads it as it is; warn of each engine that does not.
         """
@@ -60,11 +60,11 @@ class Quantisation:
             shutil.copytree(plain, quantised)
             quantise_folder(quantised, draft.quantised_modules, self.dtype)
             self._check(recognise(quantised, target), target, quantised)
-            lines = self._report(plain, quantised, target)
+            figures = self._report(plain, quantised, target)
             quantised.rename(output)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        return lines
+        return figures
 
     def _check(self, draft: Draft, target: TargetSpec, folder: Path) -> None:
         refused = refusals(target, draft, folder)
@@ -74,14 +74,11 @@ class Quantisation:
         for line in lines:
             log.warning("--dtype=%s: %s", self.dtype, line)
 
-    def _report(self, plain: Path, quantised: Path, target: TargetSpec) -> list[str]:
+    def _report(self, plain: Path, quantised: Path, target: TargetSpec) -> dict[str, Any]:
         sizes = [(folder / "model.safetensors").stat().st_size / 2**20 for folder in (quantised, plain)]
-        lines = [f"size: {sizes[0]:.2f} MiB, {sizes[1]:.2f} MiB without --dtype"]
+        size = f"size: {sizes[0]:.2f} MiB, {sizes[1]:.2f} MiB without --dtype={self.dtype}"
         if self.prompts is None:
-            return [
-                *lines,
-                "acceptance length: not measured; --prompts FILE measures it with and without --dtype",
-            ]
+            return {"notes": [size, "acceptance length: not measured in 8 bits; --prompts FILE does it"]}
         request = EvaluationRequest(
             target=str(target.folder), draft_model=quantised, prompts=self.prompts, temperature=0.0
         )
@@ -94,8 +91,6 @@ class Quantisation:
                 ).counters.acceptance_length
                 for folder, kind in ((quantised, "quantised"), (plain, "plain"))
             )
-        name = options.engine_type.name
-        return [
-            *lines,
-            f"acceptance length (tau) in engine {name}: {after:.3f}, {before:.3f} without --dtype",
-        ]
+        where, without = options.engine_type.name, f"{before:.3f} without --dtype={self.dtype}"
+        tau = f"acceptance length in engine {where}: {after:.3f}, {without}"
+        return {"acceptance_length": after, "notes": [size, tau]}
