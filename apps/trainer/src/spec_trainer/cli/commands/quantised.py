@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from spec_core import Draft, TargetSpec
 from spec_core.errors import ConfigError
 from spec_kit.drafting import QUANTISED_DTYPES, ServedDraft, quantise_folder, recognise
-from spec_trainer.base.disk import new_folder
+from spec_trainer.base.disk import new_folder, not_written
 from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.configuration.chat import ChatConfig
 from spec_trainer.measure.evaluation.measure import decode_once_with
@@ -62,6 +64,8 @@ class Quantisation:
             self._check(recognise(quantised, target), target, quantised)
             figures = self._report(plain, quantised, target)
             quantised.rename(output)
+        except (OSError, SafetensorError) as error:
+            raise not_written(f"draft {output}", output.parent, error) from error
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return figures
