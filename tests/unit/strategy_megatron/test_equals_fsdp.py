@@ -4,17 +4,16 @@ import os
 from itertools import chain, product
 
 import pytest
-import torch
 
 from spec_strategy_fsdp.strategy import FsdpStrategy
 
+from ..strategy_fsdp.same_training import TOLERANCE, assert_same_weights
 from .training import DRAFTS, LIMIT_S, STRANGERS, Result, Run, train
 
 MegatronStrategy = pytest.importorskip("spec_strategy_megatron.strategy").MegatronStrategy
 if not MegatronStrategy.probe().ok:
     pytest.skip(MegatronStrategy.probe().reason, allow_module_level=True)
 
-TOLERANCE = 1e-5
 DIVIDED = {"tensor_parallel": 2}
 DISTRIBUTED = {"distributed_optimizer": True}
 SEQUENCE = DIVIDED | {"sequence_parallel": True}
@@ -31,10 +30,7 @@ def assert_same(got: Result, expected: Result) -> None:
     assert got.losses == pytest.approx(expected.losses[-len(got.losses) :], rel=TOLERANCE)
     assert got.evaluated == pytest.approx(expected.evaluated, rel=TOLERANCE)
     assert got.metrics["acceptance_length"] == pytest.approx(expected.metrics["acceptance_length"])
-    assert got.weights.keys() == expected.weights.keys()
-    for name, values in got.weights.items():
-        mine, theirs = (torch.tensor(x, dtype=torch.float64) for x in (values, expected.weights[name]))
-        assert (mine - theirs).norm() <= TOLERANCE * theirs.norm(), name
+    assert_same_weights(got.weights, expected.weights)
 
 
 @pytest.mark.slow

@@ -104,9 +104,10 @@ class Result:
     grad_norms: list[float]
     evaluated: float
     metrics: dict[str, Any]
-    weights: dict[str, list[float]]
+    weights: bytes
+    """All weights of the draft, as safetensors."""
     exported: dict[str, bytes]
-    """The files of the draft as it is exported."""
+    """The files of the draft as rank 0 exports it."""
     pushed: bytes
     """The same tensors as a push sends them: gathered one after the other."""
 
@@ -173,16 +174,16 @@ def _train(run: Run, folder: Path, me: Rank) -> Result:
             strategy.save(SafetensorsFolder(run.save_to))
         evaluated = strategy.evaluate(batches, denominators, ops)
         full = strategy.full_weights()
-        weights = {name: value.flatten().tolist() for name, value in full.items()}
-        exported = folder / f"exported-{me.rank}"
-        shutil.rmtree(exported, ignore_errors=True)
-        exported.mkdir()
-        write_draft(draft, full, bench.target, exported)
         gathered = {name: value.clone() for name, value in strategy.gather_weights()}
-        pushed = save(dict(draft.exported_tensors(gathered, bench.target)))
-    return Result(
-        losses, norms, evaluated.loss.item(), evaluated.metrics(), weights, file_bytes(exported), pushed
-    )
+    weights = save({name: value.contiguous() for name, value in full.items()})
+    exported, pushed = dict[str, bytes](), b""
+    if me.rank == 0:
+        files = folder / "exported"
+        shutil.rmtree(files, ignore_errors=True)
+        files.mkdir()
+        write_draft(draft, full, bench.target, files)
+        exported, pushed = file_bytes(files), save(dict(draft.exported_tensors(gathered, bench.target)))
+    return Result(losses, norms, evaluated.loss.item(), evaluated.metrics(), weights, exported, pushed)
 
 
 def draft_of(name: str) -> tuple[Any, dict[str, object]]:
