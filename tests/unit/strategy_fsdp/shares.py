@@ -79,8 +79,9 @@ def summed_steps(me: Rank, cases: Sequence[Case], folder: Path) -> list[tuple[St
 
     for case in cases:
         output, gradients = divided_step(case, folder, ranks)
-        results.append(
-            (output.combined(summed), save({name: summed(grad) for name, grad in gradients.items()}))
-        )
+        flat = summed(torch.cat([gradient.flatten() for gradient in gradients.values()]))
+        parts = flat.split([gradient.numel() for gradient in gradients.values()])
+        totals = {name: part.clone() for name, part in zip(gradients, parts, strict=True)}
+        results.append((output.combined(summed), save(totals)))
     dist.destroy_process_group()
     return results
