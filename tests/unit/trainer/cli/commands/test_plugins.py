@@ -23,7 +23,7 @@ STRANGERS = {
     "fine": "from spec_backend_cpu.backend import CpuBackend\nclass Plugin(CpuBackend):\n    name = 'fine'\n",
     "crashing": "import os\nos._exit(7)\n",
     "hanging": "import time\ntime.sleep(600)\n",
-    "slow": "import time\ntime.sleep(6)\n" + PROBE.format(wait="pass"),
+    "slow": "import time\ntime.sleep(3)\n" + PROBE.format(wait="pass"),
     "waiting": PROBE.format(wait="import time; time.sleep(600)"),
     "broken": "import no_such_module\n",
     "exiting": "import sys\nsys.exit(0)\n",
@@ -79,7 +79,7 @@ def test_who_has_not_answered_in_time_is_not_called_broken(install, monkeypatch,
 
 def test_the_time_of_an_import_is_not_the_probes(install, monkeypatch):
     install("slow")
-    monkeypatch.setattr(plugin_table, "_PROBE_S", 5)
+    monkeypatch.setattr(plugin_table, "_PROBE_S", 2)
     (row,) = [row for row in plugin_table.plugin_rows() if row["name"] == "slow"]
     assert (row["status"], row["reason"]) == ("ok", "")
 
