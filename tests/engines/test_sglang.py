@@ -45,7 +45,7 @@ pytestmark = [
 LAYERS = (0, 3, 5, 8)
 """The embedding, two layers, and what enters the final norm."""
 OWN_LAYERS = (3, 5)
-"""Those of them that SGLang's own capture has."""
+"""The layers of ``LAYERS`` that SGLang's own capture has."""
 OWN_CAPTURE = """
 import json, sys
 import sglang

@@ -1,5 +1,6 @@
 """Combinations of settings: each is refused by its line, and a configuration that shows none passes."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -165,3 +166,12 @@ def test_what_a_plugin_cannot_do_is_refused(sections, able, line):
     with pytest.raises(ConfigError) as caught:
         refuse(combinations.PARTS, config(**named), parts)
     assert line in str(caught.value)
+
+
+def test_settings_without_a_condition_of_their_own_are_nothing_but_keys():
+    """Such a text is the condition, so a word that is no key would be ignored, or refuse every run."""
+    tables = (combinations.KEYS, combinations.ENGINE, combinations.WITHOUT_FOLLOW, combinations.FOLLOW)
+    read = [one.settings for table in tables for one in table if one.refused is None]
+    key = r"(without )?[a-z_]+(\.[a-z_]+)+(=\S+)?"
+    for settings in read:
+        assert re.fullmatch(rf"{key}(( with| and)? ({key}|follow))*", settings), settings

@@ -86,13 +86,12 @@ class ServedDrafts:
         """Push the draft of step ``step`` to every server; return whether any committed it."""
         if not servers:
             return False
-        push = spec.config.push, spec.config.backend.name
-        draft = self._folder.draft(step)
+        draft, options, backend = self._folder.draft(step), spec.config.push, spec.config.backend.name
         try:
-            report = publish_draft(draft, spec.target, servers, *push)
+            report = publish_draft(draft, spec.target, servers, options, backend)
             if not report.committed and self._first_target.digest != spec.target.digest:
                 # Servers whose weights were replaced in place still name the target that they were started with.
-                report = publish_draft(draft, self._first_target, servers, *push)
+                report = publish_draft(draft, self._first_target, servers, options, backend)
         except (RunError, UsageError) as error:
             log.warning("the draft of step %d was not pushed: %s", step, cause(error))
             return False
