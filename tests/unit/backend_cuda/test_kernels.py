@@ -14,7 +14,7 @@ from spec_kit.layers import plain_kernels as plain
 from spec_kit.layers.fp8 import BACKWARD, FORWARD, quantize_rows
 from spec_kit.layers.rope import rotate
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not torch.cuda.is_available() and not INTERPRETED:
     pytest.skip("no CUDA device", allow_module_level=True)
@@ -201,6 +201,36 @@ def test_block_attention(window, places, slots, heads, kv_heads):
         return block_attention(q, (key, value), (own_key, own_value), layout, window)
 
     assert_same_function(fused, reference, tensors)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+def test_another_number_of_tokens_or_blocks_compiles_nothing(monkeypatch):
+    """Triton would compile a kernel anew for a number that 16 divides."""
+    compiled = []
+    use_kernels(tokens=33, blocks=3)
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **kernel: compiled.append(kernel["repr"])
+    )
+    for tokens, blocks in (32, 3), (33, 16), (48, 32):
+        use_kernels(tokens, blocks)
+    assert not compiled
+
+
+def use_kernels(tokens, blocks):
+    layout = BlockLayout(torch.arange(blocks), torch.zeros(blocks, dtype=torch.int64), DEVICE)
+    own = [draw(blocks, 7, heads, 32, dtype=HALF).requires_grad_() for heads in (4, 2, 2)]
+    context = [draw(tokens, 2, 32, dtype=HALF).requires_grad_() for _ in range(2)]
+    KERNELS["block_attention"](own[0], tuple(context), tuple(own[1:]), layout, None).sum().backward()
+    states = draw(blocks, 7, 64, dtype=HALF).requires_grad_()
+    moving = draw(blocks, 7, 2, 2, 16, dtype=HALF)[:, :, 1].requires_grad_()
+    KERNELS["convolve"](states, draw(2, 64, dtype=HALF), moving).sum().backward()
+    q, weight = draw(tokens, 3, 32, dtype=HALF).requires_grad_(), draw(32, dtype=HALF).requires_grad_()
+    angles, _ = angles_of(tokens, 16, HALF)
+    KERNELS["norm_rotate"](q, weight, 1e-3, angles).sum().backward()
+    q, out, *gradients = (draw(tokens, 4, 32, dtype=HALF) for _ in range(4))
+    keys, values = (draw(3, tokens, 2, 32, dtype=HALF) for _ in range(2))
+    merged = KERNELS["ttt_attention"](q, (out, torch.randn(tokens, 4, device=DEVICE)), keys, values)
+    KERNELS["ttt_attention_backward"](gradients[0], (q, *merged), keys, values, gradients[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])

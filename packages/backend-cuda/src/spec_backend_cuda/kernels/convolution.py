@@ -83,7 +83,7 @@ def _tile(num_rows, slots, width, ROWS: tl.constexpr, CHANNELS: tl.constexpr, GR
     return row, group, channel, row // slots, row % slots, inside, row.to(tl.int64) * width + channel
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _convolve_rows(
     x, base, moving, out, block_stride, slot_stride, tap_stride, num_rows, slots, width,
     TAPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -100,7 +100,7 @@ def _convolve_rows(
     tl.store(out + element, total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _convolution_gradients(
     grad, x, base, moving, grad_x, grad_moving, shares, block_stride, slot_stride, tap_stride, num_rows, slots, width,
     TAPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,

@@ -105,7 +105,7 @@ def _rows_whole(heads_TND: Tensor) -> Tensor:
     return heads_TND if heads_TND.stride(-1) == 1 else heads_TND.contiguous()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rotate_rows(
     heads, weight, cos, sin, out, num_rows, num_heads, token_stride, head_stride, eps,
     HALF: tl.constexpr, NORM: tl.constexpr, ROWS: tl.constexpr,
@@ -130,7 +130,7 @@ def _rotate_rows(
     tl.store(target + HALF, second * c + first * s, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rotate_gradients(
     grad, heads, weight, cos, sin, out, shares, num_rows, num_heads,
     grad_token_stride, grad_head_stride, token_stride, head_stride, eps,

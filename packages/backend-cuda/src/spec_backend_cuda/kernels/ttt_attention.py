@@ -101,7 +101,7 @@ def _tile_elements(tokens, kv_heads, TOKENS: tl.constexpr, WIDTH: tl.constexpr, 
     return index, (token < tokens)[:, None] & (channel < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _merge_rows(
     q, out, lse, keys, values, steps, q_token_stride, q_head_stride,
     tokens, kv_heads, key_step_stride, value_step_stride, scale,
@@ -133,7 +133,7 @@ def _merge_rows(
     tl.store(lse + row, merged, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _gradient_rows(
     grad_out, q, out, lse, keys, values, grad_q, grad_keys, grad_values, steps,
     q_token_stride, q_head_stride, grad_key_step_stride, grad_value_step_stride,
