@@ -76,7 +76,7 @@ def main(words: Sequence[str]) -> None:
     folder = options.folder / "results"
     folder.mkdir(exist_ok=True)
     started = time.monotonic()
-    rows = _run(jobs, options, folder)
+    rows = run_jobs(jobs, options, folder)
     document = {
         "benchmark": f"real_target {options.stage}",
         "date": datetime.now(UTC).date().isoformat(),
@@ -148,7 +148,7 @@ def _training(options: argparse.Namespace, name: str, draft: str, *words: str) -
     return Job(
         name=name,
         words=["train", "--config", f"{recipe}", *own, *words, *options.words],
-        figures=lambda _: _metrics(output),
+        figures=lambda _: run_figures(output),
     )
 
 
@@ -165,7 +165,7 @@ def _train(options: argparse.Namespace) -> list[Job]:
     return [_training(options, draft, draft) for draft in options.drafts]
 
 
-def _metrics(output: Path) -> dict[str, Any]:
+def run_figures(output: Path) -> dict[str, Any]:
     """Return a run's speed, its summary, and its held-out figures by trained tokens."""
     records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((output / "summary.json").read_text())
@@ -207,7 +207,7 @@ def _evaluate(options: argparse.Namespace) -> list[Job]:
 STAGES = {"answers": _answers, "sweep": _sweep, "train": _train, "evaluate": _evaluate}
 
 
-def _run(jobs: Sequence[Job], options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def run_jobs(jobs: Sequence[Job], options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the jobs, each on the next free place of a device; return their rows in order."""
     places: queue.Queue[str] = queue.Queue()
     for _ in range(options.at_once):

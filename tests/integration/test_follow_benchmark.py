@@ -1,5 +1,7 @@
 """``follow_serving`` computes its figures from the times of tokens, and a shallow target answers as its rows say."""
 
+import ast
+import doctest
 import json
 import random
 import sys
@@ -188,6 +190,46 @@ def test_a_shallow_target_answers_what_its_rows_say(tmp_path):
         answers = engine.generate([row[:1] for row in rows], sampling)
     assert [list(one.token_ids) for one in answers] == [row[1:] for row in rows]
     assert len({tuple(row) for row in rows}) == 6
+
+
+def test_questions_of_the_new_kind_are_different_and_hold_computed_examples():
+    from real_questions import different, function, new_questions, prose_questions
+
+    questions = new_questions(150, 0)
+    assert questions == new_questions(150, 0)
+    assert questions != new_questions(150, 1)
+    assert len(list(different(questions))) == len(questions) == 150
+    assert 60 < sum("def " in text for text in questions) < 90
+    one = "Ben has 12 apples and buys 3 more. How many apples are there now?"
+    assert list(different([one, one.replace("12", "7"), "Who was Ben?"])) == [one, "Who was Ben?"]
+    draw = random.Random(3)
+    for _ in range(40):
+        (node,) = ast.parse(function(draw)).body
+        examples = doctest.DocTestParser().get_examples(ast.get_docstring(node))
+        assert examples
+        for example in examples:
+            assert example.source.startswith(f"{node.name}(")
+            ast.literal_eval(example.want)
+    prose = [
+        "Who wrote Emma?",
+        "Fix this code: x",
+        "What is 3 * 4?",
+        "Write a poem about how many stars there are",
+    ]
+    assert prose_questions(prose) == prose[:1]
+
+
+def test_a_draft_that_follows_is_judged_by_its_way_to_the_draft_of_the_new_kind():
+    from follow_real import judged
+
+    lengths = {
+        "before": {"prose": 3.0, "new": 2.0},
+        "after": {"prose": 2.97, "new": 2.95},
+        "new kind": {"prose": 2.0, "new": 3.0},
+    }
+    found = judged(lengths, 1)
+    assert (found["share_of_the_way"], found["kept"]) == (pytest.approx(0.95), pytest.approx(0.99))
+    assert found["holds"] == {"share_of_the_way": True, "kept": True, "failed_requests": False}
 
 
 def test_servers_differ_by_their_draft_and_by_what_they_store(tmp_path):
