@@ -239,8 +239,9 @@ def follow(options: argparse.Namespace) -> dict[str, Any]:
 def judged(lengths: Mapping[str, Mapping[str, float]], failed: int) -> dict[str, Any]:
     """Return what the lengths of the three drafts show, and whether it is what is wanted."""
     before, after = lengths["before"], lengths["after"]
+    way = lengths["new kind"]["new"] - before["new"]
     figures = {
-        "share_of_the_way": (after["new"] - before["new"]) / (lengths["new kind"]["new"] - before["new"]),
+        "share_of_the_way": (after["new"] - before["new"]) / way if way > 0 else 0.0,
         "kept": after["prose"] / before["prose"],
         "failed_requests": failed,
     }

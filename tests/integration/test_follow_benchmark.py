@@ -230,6 +230,7 @@ def test_a_draft_that_follows_is_judged_by_its_way_to_the_draft_of_the_new_kind(
     found = judged(lengths, 1)
     assert (found["share_of_the_way"], found["kept"]) == (pytest.approx(0.95), pytest.approx(0.99))
     assert found["holds"] == {"share_of_the_way": True, "kept": True, "failed_requests": False}
+    assert not judged(lengths | {"new kind": lengths["before"]}, 0)["holds"]["share_of_the_way"]
 
 
 def test_servers_differ_by_their_draft_and_by_what_they_store(tmp_path):
