@@ -36,7 +36,12 @@ class TestEagle3Draft(DraftSuite):
         return Eagle3Draft
 
     @pytest.fixture(
-        params=[{}, {"vocab_size": 60, "num_layers": 2, "loss": "lk_lambda"}, {"attention": "mla", **LATENT}]
+        params=[
+            {},
+            {"vocab_size": 60, "num_layers": 2, "loss": "lk_lambda"}
+            | dict.fromkeys(("norm_before_residual", "norm_before_fc", "qk_norm"), True),
+            {"attention": "mla", **LATENT},
+        ]
     )
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
         return {"num_steps": 3, **request.param}

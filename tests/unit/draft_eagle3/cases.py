@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 Draft = Eagle3Draft
+PUBLISHED = {"norm_before_residual": True, "norm_before_fc": True, "qk_norm": True}
+"""Norms of published drafts."""
 KERNEL_AND_CHUNKED = (KERNELS.get, no_kernel)
 MLA = {
     "attention": "mla", "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
@@ -54,6 +56,7 @@ def make_setting(target: TargetSpec, module) -> Setting:
         loss=config.loss,
         fc_norm=config.fc_norm,
         norm_output=config.norm_output,
+        **{name: bool(getattr(config, name)) for name in PUBLISHED},
         num_layers=config.num_layers or 1,
         image=module.merged_token_id,
     )

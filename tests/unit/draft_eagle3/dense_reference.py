@@ -30,6 +30,9 @@ class Setting(TargetSetting):
     loss: str = "ce"
     fc_norm: bool = False
     norm_output: bool = False
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    qk_norm: bool = False
     num_layers: int = 1
     latent: Latent | None = None  # None: grouped queries
     image: int | None = (
@@ -74,6 +77,9 @@ def hidden_states(weights: dict[str, Tensor], document: Document, setting: Setti
         embeddings = torch.stack(
             [s if i == setting.image else e for i, s, e in zip(document.ids, state, embeddings, strict=True)]
         )
+    if setting.norm_before_fc:
+        joined = rms(torch.cat(chunks, -1), weights["input_norm.weight"], setting.eps)
+        chunks = list(joined.chunk(len(chunks), -1))
     if setting.fc_norm:
         chunks = [rms(c, weights[f"fc_norm.{i}.weight"], setting.eps) for i, c in enumerate(chunks)]
     u = torch.cat(chunks, -1) @ weights["fc.weight"].T
@@ -98,7 +104,8 @@ def run_layer(weights, index, inputs, positions, cache, setting: Setting) -> Ten
     own = weights_of(weights, f"layers.{index}." if index else "midlayer.")
     x = rms(u if index else token, own["input_layernorm.weight"], setting.eps)
     if not index:
-        x = torch.cat([x, rms(u, own["hidden_norm.weight"], setting.eps)], -1)
+        normed = rms(u, own["hidden_norm.weight"], setting.eps)
+        x, u = torch.cat([x, normed], -1), normed if setting.norm_before_residual else u
     heads = grouped_heads if setting.latent is None else latent_heads
     q, k, v = heads(own, x, positions, setting)
     keys.append(k)
@@ -119,6 +126,9 @@ def grouped_heads(own, x, positions, setting: Setting) -> tuple[Tensor, Tensor, 
             ("v", setting.num_kv_heads),
         )
     )
+    if setting.qk_norm:
+        q = rms(q, own["self_attn.q_norm.weight"], setting.eps)
+        k = rms(k, own["self_attn.k_norm.weight"], setting.eps)
     return rope(q, positions, setting), rope(k, positions, setting), v
 
 

@@ -28,7 +28,7 @@ from ..draft_folders import (
 )
 from ..draft_parts import make_target, make_tensors
 from . import cases
-from .cases import MLA
+from .cases import MLA, PUBLISHED
 
 LAYER = [
     "midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight", "midlayer.mlp.down_proj.weight",
@@ -50,7 +50,14 @@ class TestEagle3Folder(DraftFolderSuite):
     cases = cases
     plain_options = REDUCED
     training: ClassVar = {"num_steps": 3}
-    exports = (REDUCED, {**WITHOUT_NORMS, **REDUCED}, EVERY_OPTION, TWO_LAYERS, {"num_steps": 3, **MLA})
+    exports = (
+        REDUCED,
+        {**WITHOUT_NORMS, **REDUCED},
+        EVERY_OPTION,
+        TWO_LAYERS,
+        {"num_steps": 3, **MLA},
+        {"num_steps": 3, **PUBLISHED},
+    )
     contradictions = (
         *(
             ("vocab_size", 12),
@@ -59,7 +66,7 @@ class TestEagle3Folder(DraftFolderSuite):
             ("num_heads", 2),
             ("num_layers", 2),
         ),
-        *(("attention", "mla"), ("v_head_dim", 8)),
+        *(("attention", "mla"), ("v_head_dim", 8), ("qk_norm", True), ("norm_before_residual", True)),
     )
     other_targets = (
         ({"vocab_size": 31}, "made for vocabulary size 29, this target has 31"),
@@ -77,7 +84,10 @@ class TestEagle3Folder(DraftFolderSuite):
         ({"draft_vocab_size": 30}, "exceeds"),
         ({"num_hidden_layers": 2}, "model.safetensors lacks layers.1.input_layernorm.weight"),
         ({"num_hidden_layers": 17}, "num_hidden_layers=17, expected less than or equal to 16"),
-        ({"norm_before_residual": True}, "norm_before_residual=True"),
+        ({"norm_before_residual": 1}, "norm_before_residual=1, expected a valid boolean"),
+        ({"norm_before_fc": True}, "model.safetensors lacks input_norm.weight"),
+        ({"architectures": ["Eagle3Qwen3ForCausalLM"]}, "lacks midlayer.self_attn.k_norm.weight"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types has sliding_attention, and a chain is trained"),
         ({"target_hidden_size": 32}, "target_hidden_size=32"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, "do not name the same layers"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),

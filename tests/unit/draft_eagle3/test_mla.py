@@ -115,9 +115,13 @@ def test_rotary_embeddings_are_the_targets_yarn_or_its_base_as_yarn_of_factor_on
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attention": "mla", "num_kv_heads": 2}, "draft.num_kv_heads=2 is no size of draft.attention=mla"),
-        ({"attention": "mla", "head_dim": 8}, "draft.head_dim=8 is no size of draft.attention=mla"),
-        ({"v_head_dim": 8}, "draft.v_head_dim=8 is no size of draft.attention=gqa; remove it, or set"),
+        (
+            {"attention": "mla", "num_kv_heads": 2},
+            "draft.num_kv_heads=2 does not go with draft.attention=mla",
+        ),
+        ({"attention": "mla", "head_dim": 8}, "draft.head_dim=8 does not go with draft.attention=mla"),
+        ({"attention": "mla", "qk_norm": True}, "draft.qk_norm=True does not go with draft.attention=mla"),
+        ({"v_head_dim": 8}, "draft.v_head_dim=8 does not go with draft.attention=gqa; remove it, or set"),
     ],
 )
 def test_sizes_of_the_other_attention_are_refused(options, message):
@@ -252,6 +256,7 @@ def test_plain_rotary_embeddings_of_a_folder_are_written_as_yarn_of_factor_one(t
         ({"rope_parameters": {**YARN, "attention_factor": 1.0}}, "attention_factor=1.0 of rotary embeddings"),
         ({"rope_parameters": {**YARN, "truncate": False}}, "truncate=False of rotary embeddings"),
         ({"rope_parameters": {**YARN, "mscale": 0.7}}, "mscale=0.7 without mscale_all_dim"),
+        ({"norm_before_fc": True}, "norm_before_fc=True: expected False"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 of rotary embeddings"),
     ],
 )

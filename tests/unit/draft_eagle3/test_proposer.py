@@ -8,7 +8,7 @@ from spec_draft_eagle3.draft import Eagle3Draft
 from ..block_proposals import extend
 from ..draft_batches import LLAMA3, random_documents
 from ..draft_parts import make_ops, make_target
-from .cases import MLA, make_config, make_model
+from .cases import MLA, PUBLISHED, make_config, make_model
 from .unrolled_chain import assert_proposals_are_the_unrolled_forwards
 
 
@@ -19,10 +19,19 @@ from .unrolled_chain import assert_proposals_are_the_unrolled_forwards
         {"vocab_size": 11},
         {"fc_norm": False, "norm_output": False, "vocab_size": 11},
         {"num_layers": 3},
+        {**PUBLISHED, "num_layers": 2},
         MLA,
         {**MLA, "num_layers": 2, "vocab_size": 11},
     ],
-    ids=["plain", "reduced", "reduced, no norms", "three layers", "mla", "mla, two layers, reduced"],
+    ids=[
+        "plain",
+        "reduced",
+        "reduced, no norms",
+        "three layers",
+        "published norms",
+        "mla",
+        "mla, two layers, reduced",
+    ],
 )
 @pytest.mark.parametrize("cuts", [[10], [1, 9, 10], [3, 4, 10], list(range(1, 11))], ids=str)
 def test_chain_equals_the_unrolled_forward(options, cuts):

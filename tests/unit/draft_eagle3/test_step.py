@@ -12,7 +12,7 @@ from ..draft_batches import GAPS, LENGTHS, LLAMA3, YARN, decode, make_batch, ran
 from ..draft_parts import make_ops, make_target
 from ..draft_steps import DraftStepSuite, assert_each_precision, assert_equals_the_reference, run_reference
 from . import cases
-from .cases import KERNEL_AND_CHUNKED, MLA, make_config, make_model
+from .cases import KERNEL_AND_CHUNKED, MLA, PUBLISHED, make_config, make_model
 
 WITHOUT_NORMS = {"fc_norm": False, "norm_output": False}
 CASES = {
@@ -40,6 +40,11 @@ CASES = {
     "mla, yarn": (MLA, {"rope": YARN}),
     "mla, two layers, no norms, reduced": ({**MLA, **WITHOUT_NORMS, "num_layers": 2, "vocab_size": 11}, {}),
     "mla, one head, values as wide as keys": ({**MLA, "v_head_dim": 10}, {"num_heads": 1, "num_kv_heads": 1}),
+    "norm before residual": ({"norm_before_residual": True}, {}),
+    "norm before residual, mla, two layers": ({**MLA, "norm_before_residual": True, "num_layers": 2}, {}),
+    "norm before fc": ({**WITHOUT_NORMS, "norm_before_fc": True}, {}),
+    "q and k norms": ({"qk_norm": True}, {"rope": LLAMA3}),
+    "every published norm, two layers, reduced": ({**PUBLISHED, "num_layers": 2, "vocab_size": 11}, {}),
     "one key head": ({}, {"num_kv_heads": 1, "num_layers": 36}),
 }
 
@@ -49,7 +54,7 @@ class TestEagle3Step(DraftStepSuite):
     few_tokens = 6
     checkpointed = (
         {},
-        {**WITHOUT_NORMS, "num_steps": 3, "num_layers": 2, "vocab_size": 11},
+        {**WITHOUT_NORMS, **PUBLISHED, "num_steps": 3, "num_layers": 2, "vocab_size": 11},
         {"num_steps": 3, "num_layers": 2, **MLA},
     )
     kernels = KERNEL_AND_CHUNKED

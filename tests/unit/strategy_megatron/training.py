@@ -41,7 +41,8 @@ DRAFTS = {
     "eagle3": (Eagle3Draft, {"num_steps": 3, "vocab_size": 30, "num_kv_heads": 1}),  # replicated
     "eagle3 whole": (
         Eagle3Draft,
-        {"num_steps": 3, "num_layers": 2, "loss": "lk_lambda"},
+        {"num_steps": 3, "num_layers": 2, "loss": "lk_lambda"}
+        | dict.fromkeys(("norm_before_residual", "norm_before_fc", "qk_norm"), True),
     ),
     "eagle3 mla": (
         Eagle3Draft,

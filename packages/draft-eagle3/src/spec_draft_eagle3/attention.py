@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from spec_kit.layers import AttentionProjections
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from spec_draft_eagle3.shape import Eagle3Shape
 
@@ -29,6 +31,8 @@ class GroupedQueryAttention(AttentionProjections):
         """Make the projections; ``inputs``: width of their input."""
         super().__init__(shape, inputs)
         self.head_dim = shape.head_dim
+        norm = nn.RMSNorm if shape.qk_norm else nn.Identity
+        self.q_norm, self.k_norm = (norm(shape.head_dim, eps=shape.norm_eps) for _ in range(2))
 
     @property
     def input_projections(self) -> tuple[nn.Linear, ...]:
@@ -37,12 +41,12 @@ class GroupedQueryAttention(AttentionProjections):
 
     def queries(self, projected: Tensor, turn: Turn) -> Tensor:
         """Return rotated queries [T, heads, D] from the first projection's output. ``turn`` rotates heads."""
-        return turn(projected.unflatten(-1, (-1, self.head_dim)))
+        return turn(self.q_norm(projected.unflatten(-1, (-1, self.head_dim))))
 
     def keys_values(self, projected: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
         """Return rotated keys, and values, [T, kv_heads, D] each, from the other projections' outputs."""
         k, v = projected.unflatten(-1, (-1, self.head_dim)).chunk(2, dim=1)
-        return turn(k), v
+        return turn(self.k_norm(k)), v
 
     def output(self, attended: Tensor) -> Tensor:
         """Apply the output projection to the attention's result [T, heads, D]; return [T, H]."""

@@ -10,7 +10,7 @@ from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import FeatureSchema, ShardHints
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.mla_shape import LATENT_SIZES, MLA_ARCHITECTURE, MlaShape
-from spec_draft_eagle3.shape import ARCHITECTURE, Eagle3Shape
+from spec_draft_eagle3.shape import ARCHITECTURE, QWEN3_ARCHITECTURE, Eagle3Shape
 from spec_kit.chain_drafting import ChainDraft
 from spec_kit.drafting import (
     TEACHER,
@@ -21,11 +21,13 @@ from spec_kit.drafting import (
     as_served,
     num_weights,
     parallel_mask_token,
+    section,
 )
 from spec_kit.sharding import TensorParallelHints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor, nn
 
@@ -61,16 +63,17 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
     def __init__(self, config: DraftConfig) -> None:
         """Make the draft and decide which engines can serve it.
 
-        Serving a draft of several layers with SGLang is not supported, because it was never tried. vLLM
-        cannot serve a draft that reads the target's embeddings of images. llama.cpp has neither of both, no latent
-        attention and no norms of EAGLE 3.1. Raise ConfigError if an option is a size of a kind of attention that the
-        draft does not have.
+        Serving a draft of several layers with SGLang is not supported, because it was never tried; it reads neither
+        ``norm_before_residual`` nor norms of queries and keys. vLLM cannot serve a draft that reads the target's
+        embeddings of images. llama.cpp has neither several layers nor these embeddings, no latent attention, and of
+        the norms ``norm_before_residual`` alone. Raise ConfigError if an option belongs to a kind of attention that
+        the draft does not have.
         """
         super().__init__(config)
-        _check_sizes(self.options, is_fresh=self.checkpoint is None)
+        _check_attention(self.options, is_fresh=self.checkpoint is None)
         several = (self.options.num_layers or 1) > 1
         unable = {
-            "sglang": several,
+            "sglang": several or self.options.norm_before_residual or self.options.qk_norm,
             "vllm": self.merges_images,
             "llamacpp": several or self.merges_images or not self._is_original,
         }
@@ -82,9 +85,10 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
     def _is_original(self) -> bool:
         """Whether the draft is as in EAGLE 3: without later norms and kinds of attention, from three layers."""
         options = self.options
+        norms = (options.fc_norm, options.norm_output, options.norm_before_fc, options.qk_norm)
         captured = options.layers if self.checkpoint is None else self.checkpoint.shape.captured
         three = captured is None or len(captured) == 3
-        return three and options.attention == "gqa" and not (options.fc_norm or options.norm_output)
+        return three and options.attention == "gqa" and not any(norms)
 
     @property
     def merges_images(self) -> bool:
@@ -103,13 +107,23 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
             return False
         named = architectures(fields)
         unnamed = "LlamaForCausalLM" in named and "draft_vocab_size" in fields
-        others = _MLA_NAMES | {"Eagle3LlamaForCausalLM"}
+        others = _MLA_NAMES | {"Eagle3LlamaForCausalLM", QWEN3_ARCHITECTURE}
         return super().is_own(fields) or not named.isdisjoint(others) or unnamed
 
     @classmethod
     def shape_type(cls, fields: Json) -> type[Eagle3Shape]:
         """Return the shape class for the kind of attention that the architecture's name implies."""
         return Eagle3Shape if architectures(fields).isdisjoint(_MLA_NAMES) else MlaShape
+
+    @classmethod
+    def speculators_fields(cls, fields: Json, folder: Path) -> Json:
+        """Return the fields of a ``speculators`` config.json, under the names that engines read.
+
+        As in vLLM, the residual starts behind the norm if config.json does not say it.
+        """
+        served = {"norm_before_residual": True} | super().speculators_fields(fields, folder)
+        is_qwen3 = section(fields, "transformer_layer_config", folder).get("model_type") == "qwen3"
+        return served | ({"architectures": [QWEN3_ARCHITECTURE]} if is_qwen3 else {})
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:
@@ -138,6 +152,9 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
             captured=options.layers,
             fc_norm=bool(options.fc_norm),
             norm_output=bool(options.norm_output),
+            norm_before_residual=bool(options.norm_before_residual),
+            norm_before_fc=bool(options.norm_before_fc),
+            qk_norm=bool(options.qk_norm),
         )
 
     def target_problem(self, target: TargetSpec) -> str | None:
@@ -245,12 +262,13 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
         """
         shape = self.shape(target)
         own = TensorParallelHints(
-            each_token=("norm",),
+            each_token=("norm", "midlayer.hidden_norm", "midlayer.normed_state"),
+            enters=("midlayer.normed_state",),
             all_tokens_in={"midlayer.input_layernorm": 0, "rank_rows": 0},
             all_tokens_out=("head_input", "whole_rows"),
         )
         layers = ["midlayer", *(f"layers.{index}" for index in shape.later_layers)]
-        hints = sum(map(shape.layer_hints, layers), shape.norm_hints("midlayer.hidden_norm")) + own
+        hints = sum(map(shape.layer_hints, layers), own)
         hints += shape.input_and_head_hints()
         return ShardHints(tensor_parallel=hints, vocabulary=("lm_head",), context_parallel=True)
 
@@ -263,18 +281,21 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
         return ChainProposer(module, ops)
 
 
-def _check_sizes(options: Eagle3Config, *, is_fresh: bool) -> None:
-    """Raise ConfigError if an option is a size of a kind of attention that the draft does not have.
+_GROUPED = ("num_kv_heads", "head_dim", "norm_before_fc", "qk_norm")
+"""Options that a draft with latent attention does not have; engines know no such norms beside it."""
+
+
+def _check_attention(options: Eagle3Config, *, is_fresh: bool) -> None:
+    """Raise ConfigError if an option belongs to a kind of attention that the draft does not have.
 
     ``is_fresh``: whether the draft starts without a folder, whose draft would determine the kind of
     attention.
     """
     mla = options.attention == "mla"
-    others = ("num_kv_heads", "head_dim") if mla and is_fresh else () if mla else tuple(LATENT_SIZES)
-    for key in others:
-        if (value := getattr(options, key)) is not None:
+    for key in (_GROUPED if is_fresh else ()) if mla else LATENT_SIZES:
+        if value := getattr(options, key):
             raise ConfigError(
-                f"draft.{key}={value} is no size of draft.attention={options.attention}; remove it, or set "
+                f"draft.{key}={value} does not go with draft.attention={options.attention}; remove it, or set "
                 f"draft.attention={'gqa' if mla else 'mla'}"
             )
 

@@ -33,6 +33,10 @@ class MlaShape(LatentShape, Eagle3Shape):
     MTP head (``config/speculative.py``)."""
     attention: ClassVar[str] = "mla"
 
+    def fixed_fields(self) -> Json:
+        """Return fields of config.json for which only the given value is supported. vLLM knows no joint norm here."""
+        return super().fixed_fields() | {"norm_before_fc": False}
+
     @classmethod
     def for_target(cls, config: DecoderConfig, target: TargetSpec, **own: object) -> Self:
         """Return the shape of a new draft.

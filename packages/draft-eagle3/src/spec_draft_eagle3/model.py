@@ -53,6 +53,10 @@ class Eagle3Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
         self.hidden_norm = nn.RMSNorm(width, shape.norm_eps) if is_first else None
         self.post_attention_layernorm = nn.RMSNorm(width, shape.norm_eps)
+        self.normed_state = (
+            nn.Identity()
+        )  # hints name this submodule to sum gradients of the attention's input
+        self._starts_normed = is_first and shape.norm_before_residual
         self.self_attn = ATTENTIONS[shape.attention](shape, 2 * width if is_first else width)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
         self._linear = kernels.added_linear
@@ -60,6 +64,17 @@ class Eagle3Layer(nn.Module):
     def qkv_weight(self) -> Tensor:
         """Return the weights of the attention's input projections, stacked along the rows."""
         return torch.cat([projection.weight for projection in self.self_attn.input_projections])
+
+    def start(self, hidden_TH: Tensor) -> Tensor:
+        """Return the state from which the residual connection starts. The other methods take this state."""
+        return self._norm(hidden_TH) if self._starts_normed else hidden_TH
+
+    def normed(self, hidden_TH: Tensor) -> Tensor:
+        """Return the state that the attention reads."""
+        return self.normed_state(hidden_TH if self._starts_normed else self._norm(hidden_TH))
+
+    def _norm(self, hidden_TH: Tensor) -> Tensor:
+        return (self.input_layernorm if self.hidden_norm is None else self.hidden_norm)(hidden_TH)
 
     def embed(self, embedding_TH: Tensor, weight: Tensor) -> Tensor:
         """Return the token embedding's summand of the input projections, [T, rows of ``weight``]."""
@@ -73,8 +88,7 @@ class Eagle3Layer(nn.Module):
         ``row_N``: indices of the rows that have a query; None means all rows. ``embedded``: the result of
         ``embed``, only for the first layer.
         """
-        norm = self.input_layernorm if self.hidden_norm is None else self.hidden_norm
-        normed_TH, width = norm(hidden_TH), len(self.self_attn.input_projections[0].weight)
+        normed_TH, width = self.normed(hidden_TH), len(self.self_attn.input_projections[0].weight)
         if row_N is None:
             projected = self._linear(normed_TH, weight, embedded)
             queries, keys_values = projected.split([width, len(weight) - width], dim=1)
@@ -141,7 +155,7 @@ class _UnrolledLayer:
         if embedded is not None:
             index = rows.token_N
             embedded = embedded[index] if isinstance(index, slice) else take_rows(embedded, index)
-        local_N = rows.local_N if rows.step == 0 else None
+        local_N, hidden_RH = rows.local_N if rows.step == 0 else None, layer.start(hidden_RH)
         projected = layer.project(hidden_RH, self._weight, embedded, local_N)
         if local_N is not None:
             hidden_RH = self._model.select(hidden_RH, local_N)
@@ -183,6 +197,8 @@ class Eagle3Model(ChainModule):
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         width = shape.hidden_size
         self.fc = linear(shape.num_captured * width, width)
+        joined = nn.RMSNorm if shape.norm_before_fc else nn.Identity
+        self.input_norm = joined(shape.num_captured * width, eps=shape.norm_eps)
         chunks = shape.num_captured if shape.fc_norm else 0
         self.fc_norm = nn.ModuleList(nn.RMSNorm(width, shape.norm_eps) for _ in range(chunks))
         self.midlayer = Eagle3Layer(shape, kernels, is_first=True)
@@ -272,10 +288,13 @@ class Eagle3Model(ChainModule):
 
     def fuse(self, hidden_TNH: Tensor) -> Tensor:
         """Return the first step's hidden state [T, H] from captured states [T, N, H]."""
-        hidden_TNH = hidden_TNH.to(self.fc.weight.dtype)
+        hidden_TX = self.input_norm(hidden_TNH.to(self.fc.weight.dtype).flatten(1))
         if self.fc_norm:
-            hidden_TNH = torch.stack([norm(hidden_TNH[:, i]) for i, norm in enumerate(self.fc_norm)], dim=1)
-        return self.fc(hidden_TNH.flatten(1))
+            chunks = hidden_TX.unflatten(1, (len(self.fc_norm), -1)).unbind(1)
+            hidden_TX = torch.cat(
+                [norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=1
+            )
+        return self.fc(hidden_TX)
 
     def output(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Return the next step's hidden state and the head's input, both from the last layer's output."""

@@ -61,6 +61,7 @@ class ChainProposer(BatchProposer):
         hidden_TH = network.module.fuse(hidden_TNH[:, network.module.fused])
         angles = network.angles(new_positions([p._caches[0] for p in proposers], counts))
         for index, layer in enumerate(network.layers):
+            hidden_TH = layer.start(hidden_TH)
             q_T, k_T, v_T = network.qkv(layer, embedded_TH, hidden_TH, angles)
             caches = extended_caches([p._caches[index] for p in proposers], k_T, v_T, counts)
             for proposer, cache in zip(proposers, caches, strict=True):
@@ -116,6 +117,7 @@ class _Network:
         """
         embedded_BH = self._ops.embed(ids_B)
         for layer, context in zip(self.layers, contexts, strict=True):
+            hidden_BH = layer.start(hidden_BH)
             q, k, v = self.qkv(layer, embedded_BH, hidden_BH, angles)
             context.append(k, v)
             hidden_BH = self.finish(layer, hidden_BH, q, context)
@@ -137,10 +139,9 @@ class _Network:
         self, layer: Eagle3Layer, embedded_TH: Tensor, hidden_TH: Tensor, angles: Angles
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of tokens. ``angles``: the rotary angles of their positions."""
-        if layer.hidden_norm is None:
-            inputs = layer.input_layernorm(hidden_TH)
-        else:
-            inputs = torch.cat([layer.input_layernorm(embedded_TH), layer.hidden_norm(hidden_TH)], dim=-1)
+        inputs = layer.normed(hidden_TH)
+        if layer.hidden_norm is not None:
+            inputs = torch.cat([layer.input_layernorm(embedded_TH), inputs], dim=-1)
         attention = layer.self_attn
         first, *others = (projection(inputs) for projection in attention.input_projections)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -9,9 +10,12 @@ from pydantic import Field
 from spec_core import TargetSpec
 from spec_draft_eagle3.config import MOST_LAYERS, ImageEmbeddings
 from spec_kit.chain_drafting import ChainShape
-from spec_kit.drafting import Json, Shapes
+from spec_kit.drafting import Json, Shapes, architectures
+from spec_kit.sharding import TensorParallelHints
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
+QWEN3_ARCHITECTURE = "Eagle3Qwen3ForCausalLM"
+"""Name of a draft whose layers are Qwen3's, with norms of queries and keys; only vLLM knows it."""
 
 
 class Eagle3Shape(ChainShape):
@@ -25,6 +29,10 @@ class Eagle3Shape(ChainShape):
     num_layers: int = Field(1, ge=1, le=MOST_LAYERS, alias="num_hidden_layers")
     fc_norm: bool = False
     norm_output: bool = False
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    qk_norm: bool = False
+    """Whether queries and keys are normed. In config.json, the architecture's name says it."""
     images: ImageEmbeddings | None = Field(None, alias="image_embeddings")
     """Embeddings that the folder's draft was trained with at images; None if config.json does not say it."""
 
@@ -48,7 +56,9 @@ class Eagle3Shape(ChainShape):
         h = self.hidden_size
         layer = self.layer_shapes(2 * h) | {"hidden_norm.weight": (h,)}
         chunks = range(self.num_captured) if self.fc_norm else ()
+        joined: Shapes = {"input_norm.weight": (self.num_captured * h,)} if self.norm_before_fc else {}
         return {
+            **joined,
             "fc.weight": (h, self.num_captured * h),
             **{f"midlayer.{name}": shape for name, shape in layer.items()},
             **{
@@ -61,6 +71,25 @@ class Eagle3Shape(ChainShape):
             **{f"fc_norm.{chunk}.weight": (h,) for chunk in chunks},
         }
 
+    def attention_shapes(self, inputs: int) -> Shapes:
+        """Return name and shape of each tensor of the attention. ``inputs``: its input channels."""
+        norms = {f"{kind}_norm.weight": (self.head_dim,) for kind in "qk" if self.qk_norm}
+        return super().attention_shapes(inputs) | norms
+
+    def attention_hints(self, attention: str) -> TensorParallelHints:
+        """Return how tensor-parallel ranks divide the attention at the module path ``attention``."""
+        norms = tuple(f"{attention}.{kind}_norm" for kind in "qk" if self.qk_norm)
+        return super().attention_hints(attention) + TensorParallelHints(partial=norms)
+
+    @classmethod
+    def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
+        """Return the fields that are not named as here. Engines read ``norm_before_fc`` in either place."""
+        norms = {
+            "norm_before_fc": own.get("norm_before_fc", fields.get("norm_before_fc", False)),
+            "qk_norm": QWEN3_ARCHITECTURE in architectures(fields),
+        }
+        return super().read_own(fields, own, folder) | norms
+
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
         """Return the shapes of untrained tensors that a folder must have, and of all that it may have.
 
@@ -71,7 +100,7 @@ class Eagle3Shape(ChainShape):
 
     def to_json(self, target: TargetSpec) -> Json:
         """Return the fields of config.json that both engines read."""
-        norms: Json = {"fc_norm": self.fc_norm, "norm_output": self.norm_output}
-        return self.chain_fields(
-            self.architecture, self.model_type, target, num_layers=self.num_layers, norms=norms
-        )
+        keys = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")
+        norms: Json = {key: getattr(self, key) for key in keys}
+        named = (QWEN3_ARCHITECTURE, "qwen3") if self.qk_norm else (self.architecture, self.model_type)
+        return self.chain_fields(*named, target, num_layers=self.num_layers, norms=norms)

@@ -55,7 +55,8 @@ class PEagleShape(ChainShape):
 
     def fixed_fields(self) -> Json:
         """Return fields of a published draft's config.json for which only the given value is supported."""
-        return super().fixed_fields() | {"fc_norm": False, "norm_output": False}
+        norms = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+        return super().fixed_fields() | dict.fromkeys(norms, False)
 
     def problem(self) -> str | None:
         """Return why no draft can have this shape, or None."""

@@ -42,11 +42,10 @@ class ChainDraft(ServedDraft[C, S]):
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` config.json, under the names that engines read.
 
-        As in vLLM, id k of a captured layer means the input of target layer k, and a draft norms before the
-        residual if config.json does not say it.
+        As in vLLM, id k of a captured layer means the input of target layer k.
         """
         own = {name: fields[name] for name in _SPECULATORS_FIELDS if name in fields}
-        return {"architectures": [cls.architecture], "norm_before_residual": True} | own
+        return {"architectures": [cls.architecture]} | own
 
     @classmethod
     def to_speculators(cls, served: Json) -> Json:

@@ -14,6 +14,8 @@ from spec_kit.drafting import (
     DistilledLoss,
     Json,
     VocabularyShape,
+    checked,
+    config_error,
     decoder_fields,
     end_fields,
     head_fields,
@@ -85,6 +87,12 @@ class ChainShape(VocabularyShape):
         At the top level of config.json (``fields``), the number k means the input of layer k. In the nested
         section (``own``), k − 1 means the same state, as the output of layer k − 1.
         """
+        if "sliding_attention" in checked(list[str], fields.get("layer_types") or [], folder, "layer_types"):
+            raise config_error(
+                folder,
+                "layer_types has sliding_attention, and a chain is trained and tried here with full attention alone; "
+                "serve it with the engine that it was made for",
+            )
         outputs = (own, _LAYERS) if own.get(_LAYERS) else (fields, _ANGELSLIM_LAYERS)
         layers = read_layers((fields, _LAYERS), outputs, folder)
         return super().read_own(fields, own, folder) | {"captured": layers}
@@ -92,8 +100,6 @@ class ChainShape(VocabularyShape):
     def fixed_fields(self) -> Json:
         """Return fields of a published draft's config.json for which only the given value is supported."""
         return super().fixed_fields() | {
-            "norm_before_residual": False,
-            "norm_before_fc": False,
             "bias": False,
             "use_aux_hidden_state": True,
             **({} if self.captured is None else {"num_aux_hidden_states": len(self.captured)}),
