@@ -25,6 +25,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.qwen3_dflash import _dflash_layer_causal, _resolve_layer_attention
 from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 
+NORMS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")
+
 def read(target, folder, method):
     speculative = {"method": method, "model": folder, "num_speculative_tokens": 3}
     if method == "speculators":  # a folder that names its target
@@ -45,7 +47,7 @@ def read(target, folder, method):
         "heads": [fields.num_attention_heads, fields.num_key_value_heads, fields.head_dim],
         "rope": fields.rope_parameters,
         "eps": fields.rms_norm_eps,
-        "options": [getattr(fields, name, None) for name in ("fc_norm", "norm_output", "norm_before_residual")],
+        "options": [getattr(fields, name, None) for name in NORMS],
     }
     if spec.method == "dflash":
         layers = range(fields.num_hidden_layers)
@@ -95,6 +97,13 @@ EXPORTS = {
         "num_heads": 8,
         "num_kv_heads": 8,
     },
+    "eagle3, published": {
+        "fc_norm": False,
+        "norm_output": False,
+        "norm_before_residual": True,
+        "norm_before_fc": True,
+        "qk_norm": True,
+    },
     "dflash": {"block_size": 4, "num_layers": 2, "num_features": 3, "mask_token_id": 90},
     "dflash, sliding": {
         "block_size": 4,
@@ -122,6 +131,7 @@ LAYERS = {
     "eagle3": [2, 4, 5],
     "eagle3, reduced": [2, 4, 5],
     "eagle3, options": [1, 3, 5, 7],
+    "eagle3, published": [2, 4, 5],
     "dflash": [2, 4, 6],
     "dflash, reduced": [2, 4, 6],
     "dflash, sliding": [1, 7],
@@ -226,16 +236,16 @@ def test_vllm_taps_the_captured_layers(vllm):
 
 def test_vllm_finds_the_model_class_and_its_options(vllm):
     for case, found in vllm.items():
-        assert found["class"] == (
-            "Eagle3LlamaForCausalLM" if case.startswith("eagle3") else "DFlashQwen3ForCausalLM"
-        )
+        chain = "Eagle3Qwen3ForCausalLM" if "published" in case else "Eagle3LlamaForCausalLM"
+        assert found["class"] == (chain if case.startswith("eagle3") else "DFlashQwen3ForCausalLM")
         assert found["eps"] == 1e-6
         assert found["heads"] == ([8, 8, 32] if "options" in case else [4, 2, 32])
         assert {key: found["rope"][key] for key in ROPE} == ROPE
     assert [vllm[case]["vocab"] for case in ("eagle3", "eagle3, reduced")] == [[97, 97], [97, 40]]
     assert [vllm[case]["vocab"] for case in ("dflash", "dflash, reduced")] == [[97, None], [97, 40]]
-    assert vllm["eagle3"]["options"] == [False, False, False]
-    assert vllm["eagle3, options"]["options"] == [True, True, False]
+    assert vllm["eagle3"]["options"] == [False] * 4
+    assert vllm["eagle3, options"]["options"] == [True, True, False, False]
+    assert vllm["eagle3, published"]["options"] == [False, False, True, True]
 
 
 def test_vllm_serves_blocks_as_they_were_trained(vllm):

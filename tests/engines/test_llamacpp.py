@@ -95,7 +95,9 @@ CASES = {
     ("llama", "dspark, confidence from states alone"): (
         "llama", {}, "dspark", {"confidence_with_markov": False},
     ),
+    ("llama", "dspark, a first slot without a guess"): ("llama", {}, "dspark", {"sample_from_anchor": False}),
     ("llama", "dspark, no confidence"): ("llama", {}, "dspark", {"confidence": False}),
+    ("llama", "eagle3, norm before residual"): ("llama", {}, "eagle3", {"norm_before_residual": True}),
     ("llama", "eagle3, llama3"): ("llama", {"rope_parameters": LLAMA3}, "eagle3", {}),
     ("qwen3", "eagle3, linear"): ("qwen3", {"rope_parameters": LINEAR}, "eagle3", {}),
     ("qwen3", "dflash, linear"): ("qwen3", {"rope_parameters": LINEAR}, "dflash", {}),

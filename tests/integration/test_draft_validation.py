@@ -86,7 +86,6 @@ def test_a_draft_of_another_project_is_evaluated_and_converted(
             "it is in the layout of speculators, of the algorithm 'hydra'",
         ),
         ({"draft_vocab_size": 50}, "lacks d2t"),
-        ({"sliding_window_non_causal": True}, "causal=False: expected no such field"),
         ({"mask_token_id": None}, "mask_token_id=None, expected a valid integer"),
         ({"transformer_layer_config": {}}, "num_hidden_layers=None, expected a valid integer"),
     ],

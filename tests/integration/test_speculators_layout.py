@@ -17,19 +17,22 @@ from spec_trainer.cli.commands.evaluate import export_untrained
 BLOCK = {"block_size": 4, "num_layers": 2, "num_features": 3, "mask_token_id": 90}
 DRAFTS = {
     "eagle3": {"fc_norm": True, "norm_output": True, "layers": (1, 3, 5, 7), "num_layers": 2},
-    "eagle3, reduced": {"vocab_size": 40},
+    "eagle3, reduced": {"vocab_size": 40, "norm_before_residual": True},
+    "eagle3, q and k norms": {"qk_norm": True, "norm_before_fc": True},
     "peagle": {"num_guesses": 3, "num_layers": 2, "mask_token_id": 90},
     "dflash": BLOCK,
     "dflash, reduced": {**BLOCK, "vocab_size": 40},
     "dflash, sliding": {**BLOCK, "sliding_window": 8},
     "dflash2": {**BLOCK, "selector_top_k": 8},
+    "dflash2, sliding": {**BLOCK, "selector_top_k": 8, "sliding_window": 8},
     "dspark": {**BLOCK, "markov_rank": 8},
+    "dspark, sliding": {**BLOCK, "markov_rank": 8, "sliding_window": 8, "sample_from_anchor": False},
 }
 REFUSED = {
     "eagle3": ({"attention": "mla"}, "vLLM gives a chain layers of llama or qwen3"),
     "dflash": (
         {**BLOCK, "layer_types": ("sliding_attention", "full_attention"), "sliding_window": 8},
-        "as causal for all",
+        "makes them causal",
     ),
     "dspark": ({**BLOCK, "markov_rank": 8, "markov_head": "gated"}, "its markov_head_type is not vanilla"),
 }

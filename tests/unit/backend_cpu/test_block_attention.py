@@ -12,7 +12,7 @@ ANCHORS = [0, 1, 3, 5, 9, *range(10, 150), 400, 450]
 STARTS = [0 if anchor < 5 else 5 if anchor < 400 else 399 for anchor in ANCHORS]
 
 
-def dense(q, context, own, window):
+def dense(q, context, own, window, is_causal):
     """Attend each query to the keys that it sees, found one by one."""
     group = q.shape[2] // own[0].shape[2]
     blocks = []
@@ -20,7 +20,7 @@ def dense(q, context, own, window):
         rows = []
         for slot in range(q.shape[1]):
             oldest = start if window is None else max(start, anchor + slot - window + 1)
-            last = q.shape[1] if window is None else slot + 1
+            last = slot + 1 if is_causal else q.shape[1]
             k, v = (
                 torch.cat([old[oldest : max(oldest, anchor)], new[block, :last]]).repeat_interleave(group, 1)
                 for old, new in zip(context, own, strict=True)
@@ -38,14 +38,16 @@ def inputs(heads, kv_heads, slots):
     return [torch.randn(*shape, HEAD_DIM, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 40, 1 << 30])
+@pytest.mark.parametrize(
+    "sight", [(None, False), (None, True), (1, True), (3, True), (3, False), (40, True), (40, False)]
+)
 @pytest.mark.parametrize(("heads", "kv_heads", "slots"), [(4, 2, 3), (2, 2, 1)])
-def test_equals_dense_attention_forward_and_backward(heads, kv_heads, slots, window):
+def test_equals_dense_attention_forward_and_backward(heads, kv_heads, slots, sight):
     q, *keys_values = given = inputs(heads, kv_heads, slots)
     context, own = tuple(keys_values[:2]), tuple(keys_values[2:])
     layout = BlockLayout(torch.tensor(ANCHORS), torch.tensor(STARTS), q.device)
     assert len(ANCHORS) * slots > PIECE_QUERIES or slots == 1
-    out, expected = merged_block_attention(q, context, own, layout, window), dense(q, context, own, window)
+    out, expected = merged_block_attention(q, context, own, layout, *sight), dense(q, context, own, *sight)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     grad_out = torch.randn_like(expected)
     grads = (torch.autograd.grad(value, given, grad_out) for value in (out, expected))
@@ -59,4 +61,4 @@ def test_without_blocks_the_plain_version_is_asked():
     )
     q, own = torch.zeros(0, 2, 2, HEAD_DIM), (torch.zeros(0, 2, 2, HEAD_DIM),) * 2
     context = (torch.zeros(NUM_TOKENS, 2, HEAD_DIM),) * 2
-    assert merged_block_attention(q, context, own, layout, None) is NotImplemented
+    assert merged_block_attention(q, context, own, layout, None, False) is NotImplemented

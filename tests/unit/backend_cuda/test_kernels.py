@@ -184,10 +184,10 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("window", [None, 16, 70])
+@pytest.mark.parametrize("sight", [(None, False), (None, True), (16, True), (16, False), (70, True)])
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize(("slots", "heads", "kv_heads"), [(16, 4, 1), (5, 6, 2), (8, 2, 2), (16, 5, 1)])
-def test_block_attention(window, places, slots, heads, kv_heads):
+def test_block_attention(sight, places, slots, heads, kv_heads):
     anchors, starts = (torch.tensor(part) for part in PLACES[places])
     layout = BlockLayout(anchors, starts, DEVICE)
     tensors = [draw(len(anchors), slots, heads, 32, dtype=HALF)]
@@ -195,10 +195,10 @@ def test_block_attention(window, places, slots, heads, kv_heads):
     tensors += [draw(len(anchors), slots, kv_heads, 32, dtype=HALF) for _ in range(2)]
 
     def fused(q, key, value, own_key, own_value):
-        return KERNELS["block_attention"](q, (key, value), (own_key, own_value), layout, window)
+        return KERNELS["block_attention"](q, (key, value), (own_key, own_value), layout, *sight)
 
     def reference(q, key, value, own_key, own_value):
-        return block_attention(q, (key, value), (own_key, own_value), layout, window)
+        return block_attention(q, (key, value), (own_key, own_value), layout, *sight)
 
     assert_same_function(fused, reference, tensors)
 

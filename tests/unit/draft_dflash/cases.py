@@ -44,7 +44,7 @@ def setting_of(target: TargetSpec, draft, module, documents: list[Document], **o
         give_anchors(draft, documents)
     return Setting(
         **target_setting(target),
-        windows=list(shape.windows),
+        windows=list(zip(shape.windows, shape.causality, strict=True)),
         block_size=shape.block_size,
         mask_token_id=shape.mask_token_id,
         num_features=len(shape.layers),

@@ -17,7 +17,7 @@ from ..dense_parts import Document, TargetSetting, attend, mlp, rms, rope, row_l
 class Setting(TargetSetting):
     """Everything besides the draft's weights and the documents."""
 
-    windows: list[int | None]  # per layer; None: full
+    windows: list[tuple[int | None, bool]]  # per layer; None: full; and whether it is causal inside a block
     block_size: int
     mask_token_id: int
     num_features: int
@@ -37,15 +37,16 @@ class Result:
     lengths: list[int]  # per block: 1 + length of the correct prefix
 
 
-def visible(anchor: int, num_tokens: int, window: int | None, block_size: int) -> Tensor:
+def visible(anchor: int, num_tokens: int, sight: tuple[int | None, bool], block_size: int) -> Tensor:
     """bool [B, T + B]: which context tokens and which slots each slot of one block sees."""
+    window, is_causal = sight
     mask = torch.zeros(block_size, num_tokens + block_size, dtype=torch.bool)
     for query in range(block_size):
         for token in range(num_tokens):
             near = window is None or token >= anchor + query - (window - 1)
             mask[query, token] = token < anchor and near
         for slot in range(block_size):
-            mask[query, num_tokens + slot] = window is None or slot <= query
+            mask[query, num_tokens + slot] = not is_causal or slot <= query
     return mask
 
 

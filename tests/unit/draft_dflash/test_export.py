@@ -23,6 +23,7 @@ from ..draft_folders import (
     assert_damaged,
     assert_same_weights,
     edit_tensors,
+    merge_fields,
     read_fields,
     rename_tensors,
     write_fields,
@@ -86,8 +87,8 @@ class TestDFlashFolder(DraftFolderSuite):
         ({"eagle_aux_hidden_state_layer_ids": "2"}, "expected a valid array"),
         ({"block_size": 1, "dflash_config": {"mask_token_id": 2}}, "block_size=1 leaves no slot"),
         ({"dflash_config": {"mask_token_id": 2, "block_size": 0}}, "block_size=0"),
-        ({"is_causal": True}, "is_causal=True"),
-        ({"is_causal": None, "dflash_config": {"mask_token_id": 2, "causal": True}}, "causal=True"),
+        ({"is_causal": "no"}, "causal='no', expected a valid boolean"),
+        ({"dflash_config": {"mask_token_id": 2, "causal": True}}, "causal=True: expected False"),
         ({"layer_types": [SLIDING, FULL]}, "sliding_window=None"),
         ({"layer_types": [SLIDING] * 2, "sliding_window": 3, "is_causal": True}, "at least a block, 4"),
         ({"layer_types": ["chunked", FULL]}, "'chunked'"),
@@ -173,6 +174,29 @@ def test_causality_is_explicit_where_all_layers_agree(tmp_path, options, causal,
     assert seen.layer_types == types
     assert seen.sliding_window == options.get("sliding_window")
     assert seen.dflash_config == fields["dflash_config"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "causal"),
+    [
+        ({"is_causal": True}, (True, True)),
+        ({"is_causal": None, "dflash_config": {"causal": True}}, (True, True)),
+        ({"is_causal": False, "layer_types": [SLIDING, FULL], "sliding_window": 9}, (False, False)),
+        ({"is_causal": None, "layer_types": [SLIDING, FULL], "sliding_window": 9}, (True, False)),
+    ],
+)
+def test_causality_of_published_drafts_is_kept(tmp_path, fields, causal):
+    """Engines read it in either place; an export names it in both, where layer types do not say the same."""
+    module = export(tmp_path)
+    merge_fields(tmp_path, **fields)
+    draft = DFlashDraft.from_folder(tmp_path)
+    assert draft.shape(make_target()).causality == causal
+    written = draft.exported_config(make_target())
+    assert written.get("is_causal") is (causal[0] if len(set(causal)) == 1 else None)
+    assert written["dflash_config"].get("causal") is draft.shape(make_target()).causal
+    assert "llamacpp" not in draft.serving_methods
+    write_draft(draft, module.state_dict(), make_target(), tmp_path)
+    assert DFlashDraft.from_folder(tmp_path).shape(make_target()) == draft.shape(make_target())
 
 
 def test_transformers_reads_the_same_rotary_embeddings(tmp_path):

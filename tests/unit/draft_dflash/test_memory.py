@@ -86,7 +86,7 @@ def test_attention_keeps_no_scores_for_the_backward_pass(window):
         own = [torch.randn(len(anchors), 4, 1, 8, requires_grad=True) for _ in range(2)]
         context = [torch.randn(num_tokens, 1, 8, requires_grad=True) for _ in range(2)]
         with KeptForBackward() as counted:
-            block_attention(q, tuple(context), tuple(own), layout, window)
+            block_attention(q, tuple(context), tuple(own), layout, window, False)
         kept[num_tokens] = counted.num_bytes
     assert kept[512] <= 2.05 * kept[256]
 

@@ -30,7 +30,8 @@ export = partial(draft_folders.export, cases)
 
 class TestDFlash2Folder(DraftFolderSuite):
     cases = cases
-    contradictions = (("block_size", 8), *((key, 1) for key in SIZES))
+    exports = ({}, {"sliding_window": 9})
+    contradictions = (("block_size", 8), ("sliding_window", 9), *((key, 1) for key in SIZES))
     other_targets = (
         ({"hidden_size": 32}, "made for hidden size 16, this target has 32"),
         ({"num_layers": 9}, "made for number of layers 8, this target has 9"),
@@ -38,8 +39,8 @@ class TestDFlash2Folder(DraftFolderSuite):
     )
     foreign = ({"architectures": ["DFlashDraftModel"]}, {"speculators_model_type": "dflash"})
     damaged = (
-        ({"layer_types": ["sliding_attention"] * 2}, "layer_types='sliding_attention', expected 'full"),
-        ({"is_causal": True}, "is_causal=True: expected False"),
+        ({"layer_types": ["sliding_attention"] * 2}, "sliding_window=None: at least a block, 4, is needed"),
+        ({"layer_types": ["chunked"] * 2}, "layer_types='chunked', expected"),
         ({"num_hidden_layers": 3, "layer_types": None}, "lacks layers.2."),
     )
 
@@ -92,6 +93,7 @@ ZLAB = LAYER_FIELDS | {
     "num_target_layers": 36,
     "dflash_config": NESTED | {"output_multiplier": 1.0},
 }
+SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9, "use_sliding_window": True}
 SPECULATORS = {
     "architectures": ["DFlash2DraftModel"],
     "speculators_model_type": "dflash2",
@@ -106,10 +108,20 @@ SPECULATORS = {
 }
 
 
-@pytest.mark.parametrize("fields", [ZLAB, SPECULATORS], ids=["z-lab", "speculators"])
-def test_folders_of_other_trainers_are_read(tmp_path, fields):
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        (ZLAB, {}),
+        (ZLAB | SLIDING, {"sliding_window": 9}),
+        (SPECULATORS, {}),
+        (SPECULATORS | {"transformer_layer_config": LAYER_FIELDS | SLIDING}, {"sliding_window": 9}),
+    ],
+    ids=["z-lab", "z-lab, sliding", "speculators", "speculators, sliding"],
+)
+def test_folders_of_other_trainers_are_read(tmp_path, fields, options):
     target = make_target(num_layers=36)
-    module = export(tmp_path, target, mask_token_id=20)
+    module = export(tmp_path, target, mask_token_id=20, **options)
+    assert module.shape.causality == (False, False)
     write_fields(tmp_path, fields)
     again = assert_same_weights(DFlash2Draft, tmp_path, module, target)
     depth = fields.get("num_target_layers")

@@ -19,6 +19,10 @@ class TestDFlash2Proposals(DependentProposalSuite):
     cases = cases
     longest = 3
 
+    @pytest.fixture(params=[{}, {"sliding_window": 4}], ids=str)
+    def options(self, request):
+        return request.param
+
     def scores(self, module, ops, states_KH, before_K):
         """Scores [K, V] of the head and the selector; tokens that are no candidates have -inf."""
         logits_KV, selector = super().scores(module, ops, states_KH, before_K), module.candidate_selector

@@ -19,6 +19,7 @@ CASES = {
     "one candidate": ({"selector_top_k": 1}, {}),
     "every token is a candidate": ({"selector_top_k": 29, "ce_weight": 0.5}, {}),
     "blocks longer than documents": ({"block_size": 30, "num_layers": 1}, {}),
+    "sliding, looking both ways": ({"sliding_window": 5}, {}),
     "llama3 rope": ({}, {"rope": LLAMA3}),
     "scaled embedding": ({}, {"embedding_scale": 3.0}),
 }

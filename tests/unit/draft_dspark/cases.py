@@ -37,6 +37,7 @@ def run_dense(module, weights, documents, target: TargetSpec) -> Result:
         markov=shape.markov_head,
         confidence=shape.confidence,
         with_markov=shape.confidence_with_markov,
+        first=shape.block_size - shape.num_guesses,
         gamma=config.gamma,
         ce=config.ce_weight,
         l1=config.l1_weight,

@@ -19,6 +19,7 @@ class Heads:
     markov: str = "vanilla"
     confidence: bool = True
     with_markov: bool = True
+    first: int = 0  # slot of the first guess
     gamma: float = 4.0
     ce: float = 0.1
     l1: float = 0.9
@@ -62,8 +63,8 @@ def binary_cross_entropy(chance: Tensor, wanted: Tensor) -> Tensor:
 def dense_dspark(
     weights: dict[str, Tensor], documents: list[Document], setting: Setting, heads: Heads
 ) -> Result:
-    """Loss of the documents as one global batch, with metrics. Slot j guesses the token j + 1 behind the anchor."""
-    guesses = setting.block_size
+    """Loss of the documents as one global batch, with metrics. Guess j is of the token j + 1 behind the anchor."""
+    guesses = setting.block_size - heads.first
     numerator = torch.zeros((), dtype=setting.embedding.dtype)
     result = Result(
         numerator, [0.0], [0] * guesses, [0] * guesses, [0.0] * guesses, [], [], [0.0] * guesses, []
@@ -71,7 +72,7 @@ def dense_dspark(
     for document in documents:
         teacher = setting.teacher_logits(document)
         for anchor in document.anchors:
-            states = block_states(weights, document, anchor, setting)
+            states = block_states(weights, document, anchor, setting)[heads.first :]
             memory = torch.zeros(weights["markov_head.markov_w1.weight"].shape[1], dtype=states.dtype)
             length, alive, expected, reached, length_t1 = 1, True, 1.0, 1.0, 1.0
             for j in range(counted_slots(document, anchor, guesses + 1)):

@@ -38,11 +38,11 @@ class TestDSparkFolder(DraftFolderSuite):
     exports = (
         {},
         {"markov_head": "gated", "confidence_with_markov": False},
-        {"markov_head": "rnn", "confidence": False},
+        {"markov_head": "rnn", "confidence": False, "sample_from_anchor": False, "sliding_window": 9},
     )
     contradictions = (
         *(("block_size", 8), ("num_layers", 3)),
-        *(("markov_head", "rnn"), ("markov_rank", 7), ("confidence", False)),
+        *(("markov_head", "rnn"), ("markov_rank", 7), ("confidence", False), ("sample_from_anchor", False)),
     )
     other_targets = (
         ({"hidden_size": 32}, "made for hidden size 16, this target has 32"),
@@ -58,8 +58,9 @@ class TestDSparkFolder(DraftFolderSuite):
         ({"markov_rank": 0}, "markov_rank=0, expected"),
         ({"markov_head_type": "lstm"}, "markov_head_type='lstm', expected"),
         ({"block_size": None}, "block_size=None"),
+        ({"block_size": 1, "sample_from_anchor": False}, "block_size=1 leaves no slot to guess"),
         ({"mask_token_id": 29, "dflash_config": None}, "mask_token_id=29 is not below"),
-        ({"is_causal": True}, "is_causal=True: expected False"),
+        ({"is_causal": 1}, "causal=1, expected a valid boolean"),
         ({"markov_head_type": "rnn"}, "lacks markov_head.joint_proj.bias"),
         ({"enable_confidence_head": False}, "unknown tensors confidence_head.proj.bias"),
         ({"confidence_head_with_markov": False}, "confidence_head.proj.weight has shape"),
@@ -96,13 +97,12 @@ def test_config_has_deepspecs_fields_and_the_nested_ones(tmp_path):
         "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "num_hidden_layers": 3,
         "num_target_layers": 36, "block_size": 7, "layer_types": ["full_attention"] * 3,
         "tie_word_embeddings": False, "mask_token_id": 28, "target_layer_ids": layers, "markov_rank": RANK,
-        "markov_head_type": "gated", "enable_confidence_head": True, "confidence_head_with_markov": True,
+        "sample_from_anchor": True, "markov_head_type": "gated",
+        "enable_confidence_head": True, "confidence_head_with_markov": True,
         "dflash_config": {"mask_token_id": 28, "target_layer_ids": layers},
     }  # fmt: skip
     fields = read_fields(tmp_path)
     assert {key: fields[key] for key in expected} == expected
-    # vLLM from 0.27 on takes its absence for true, 0.26 does so with and without it.
-    assert "sample_from_anchor" not in fields
     seen = AutoConfig.from_pretrained(tmp_path)
     assert (seen.dflash_config, seen.markov_rank) == (fields["dflash_config"], RANK)
 
@@ -203,23 +203,34 @@ def speculators(fields, **changes):
     } | changes
 
 
-def test_speculators_folder_is_read(tmp_path):
+@pytest.mark.parametrize("anchor", [True, False, None])
+def test_speculators_folder_is_read(tmp_path, anchor):
+    """Without a word about its first slot, the slot makes no guess, as in vLLM; in DeepSpec's layout it makes one."""
     target = make_target(num_layers=36)
-    module = export(tmp_path, target, block_size=7, mask_token_id=20)
-    write_fields(tmp_path, speculators(DEEPSPEC))
+    module = export(tmp_path, target, block_size=7, mask_token_id=20, sample_from_anchor=bool(anchor))
+    write_fields(tmp_path, speculators(DEEPSPEC, sample_from_anchor=anchor))
+    draft = DSparkDraft.from_folder(tmp_path)
+    assert draft.shape(target) == module.shape.model_copy(update={"num_target_layers": None})
+    assert draft.max_draft_tokens == (7 if anchor else 6)
+
+
+@pytest.mark.parametrize("non_causal", [True, False])
+def test_speculators_sliding_layers_are_causal_unless_the_folder_says_otherwise(tmp_path, non_causal):
+    target = make_target(num_layers=36)
+    export(tmp_path, target, block_size=7, mask_token_id=20)
+    sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9}
+    write_fields(tmp_path, speculators(DEEPSPEC | sliding, sliding_window_non_causal=non_causal))
     shape = DSparkDraft.from_folder(tmp_path).shape(target)
-    assert shape == module.shape.model_copy(update={"num_target_layers": None})
+    assert (shape.windows, shape.causality) == ((9, 9), (not non_causal,) * 2)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"sample_from_anchor": False}, "sample_from_anchor=False: expected True"),
-        ({"sample_from_anchor": None}, "sample_from_anchor=False: expected True"),
         ({"draft_vocab_size": 20}, "lacks d2t"),
         (
             {"transformer_layer_config": {"layer_types": ["sliding_attention"] * 2}},
-            "layer_types='sliding_attention', expected 'full_attention'",
+            "sliding_window=None: at least a block, 7, is needed",
         ),
     ],
     ids=str,

@@ -25,6 +25,14 @@ class TestDSparkProposals(DependentProposalSuite):
         return super().scores(module, ops, states_KH, before_K) + inputs.bias_ASr[0] @ inputs.bias_Vr.T
 
 
+class TestProposalsWithoutTheFirstSlot(TestDSparkProposals):
+    first_guess = 1
+
+    @pytest.fixture
+    def options(self):
+        return {"markov_head": "rnn", "sample_from_anchor": False}
+
+
 def of_head(head):
     return DSparkDraft(cases.make_config(block_size=3, markov_head=head, layers=(1,)))
 

@@ -16,6 +16,8 @@ CASES = {
     "no confidence": ({"markov_head": "rnn", "confidence": False}, {}),
     "one guess": ({"block_size": 1, "markov_head": "rnn"}, {}),
     "seven guesses": ({"block_size": 7, "num_layers": 1, "markov_head": "rnn"}, {}),
+    "a first slot without a guess": ({"sample_from_anchor": False, "markov_head": "rnn"}, {}),
+    "sliding": ({"sliding_window": 6, "markov_head": "gated"}, {}),
     "blocks longer than documents": ({"block_size": 30, "num_layers": 1}, {}),
     "cross-entropy alone": ({"l1_weight": 0.0, "confidence_weight": 0.0}, {}),
     "distance alone": ({"ce_weight": 0.0, "confidence": False}, {}),

@@ -83,7 +83,7 @@ def test_the_divisor_is_the_sum_of_the_weights_over_the_global_batch():
 
 
 def test_slots_look_both_ways_and_at_the_whole_context():
-    """speculators by default: windows of 2048, causal inside the block. The engines run neither for such a folder."""
+    """speculators by default: windows of 2048, causal inside the block, as with ``draft.sliding_window``."""
     target = make_target()
     module = make_model(target, make_config(), torch.float64)
     (document,) = random_documents(target, [12], 4, 6, torch.float64)

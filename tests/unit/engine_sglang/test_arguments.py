@@ -136,6 +136,7 @@ def test_blocks_propose_less_than_their_size(draft):
         ("0.5.16", CHAIN | {"norm_before_fc": True}, "norm_before_fc=true"),
         ("0.5.16", {"architectures": ["Qwen3_5ForCausalLM"]}, "which SGLang reads from 0.5.17 on"),
         ("0.5.18", BLOCK | {"architectures": ["DFlash2DraftModel"]}, "which SGLang reads from 0.5.19 on"),
+        ("0.5.18", MARKOV_BLOCK | {"sample_from_anchor": False}, "which SGLang reads from 0.5.19 on"),
         ("0.5.19", CHAIN | {"image_embeddings": "merged"}, "serves as it was trained from 0.5.20 on"),
         ("0.5.23", CHAIN | {"norm_before_residual": True}, "norm_before_residual=true"),
         ("0.5.23", CHAIN | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5, but SGLang rotates"),
@@ -158,6 +159,10 @@ def test_a_newer_sglang_reads_what_an_older_one_does_not(draft, monkeypatch):
     check_speculation(draft(BLOCK | {"is_causal": True}), 1)
     check_speculation(draft(CHAIN | {"norm_before_fc": True}), 1)
     check_speculation(draft(CHAIN | {"image_embeddings": "merged"}), 1)
+    silent = draft(MARKOV_BLOCK, sample_from_anchor=False)
+    check_speculation(silent, 6)
+    with pytest.raises(ConfigError, match=r"7 draft tokens are wanted, .* 1 to 6$"):
+        check_speculation(silent, 7)
     check_speculation(draft({"architectures": ["Qwen3_5ForCausalLM"]}), 1)
 
 

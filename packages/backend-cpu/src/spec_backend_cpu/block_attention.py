@@ -40,18 +40,22 @@ class DeviceBlocks(Protocol):
 
 
 def merged_block_attention(
-    q: Tensor, context: KeysValues, own: KeysValues, layout: DeviceBlocks, window: int | None
+    q: Tensor,
+    context: KeysValues,
+    own: KeysValues,
+    layout: DeviceBlocks,
+    window: int | None,
+    is_causal: bool,
 ) -> Tensor:
     """Return the blocks' attention, shaped like ``q`` [A, B, heads, D]; it is differentiable.
 
     ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]. A block attends to the tokens of
-    its document before its anchor. If ``window`` is None, attention within a block is bidirectional.
-    Otherwise a query attends to its block up to itself, and to context tokens less than ``window`` positions
-    before it.
+    its document before its anchor, with a ``window`` only to tokens less than ``window`` positions before
+    the query. A query attends to its whole block, or with ``is_causal`` to its block up to itself.
     """
     if not q.numel():
         return NotImplemented
-    return _BlockAttention.apply(q, *context, *own, layout, window)  # pyright: ignore[reportReturnType]
+    return _BlockAttention.apply(q, *context, *own, layout, window, is_causal)  # pyright: ignore[reportReturnType]
 
 
 class _BlockAttention(torch.autograd.Function):
@@ -67,9 +71,10 @@ class _BlockAttention(torch.autograd.Function):
         own_v: Tensor,
         layout: DeviceBlocks,
         window: int | None,
+        is_causal: bool,
     ) -> Tensor:
         pieces = list(_pieces(layout, q.shape[1], window, q.dtype))
-        own = _OwnKeys(q, own_k, window)
+        own = _OwnKeys(q, own_k, is_causal=is_causal)
         seen = torch.zeros_like(q)
         lse = torch.full(q.shape[:3], -torch.inf, dtype=own.scores.dtype)
         for piece in pieces:
@@ -84,7 +89,7 @@ class _BlockAttention(torch.autograd.Function):
         merged = torch.logaddexp(lse, own.scores.logsumexp(-1).flatten(2))
         out = seen * (lse - merged).exp()[..., None] + own.values(merged, own_v)
         out = out.to(q.dtype)
-        ctx.pieces, ctx.window = pieces, window
+        ctx.pieces, ctx.is_causal = pieces, is_causal
         ctx.save_for_backward(q, k, v, own_k, own_v, out, merged)
         return out
 
@@ -92,7 +97,8 @@ class _BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, own_k, own_v, out, merged = ctx.saved_tensors
-        grad_q, grad_k, grad_v = _OwnKeys(q, own_k, ctx.window).gradients(grad_out, out, merged, own_v)
+        own = _OwnKeys(q, own_k, is_causal=ctx.is_causal)
+        grad_q, grad_k, grad_v = own.gradients(grad_out, out, merged, own_v)
         grad_context = torch.zeros_like(k), torch.zeros_like(v)
         for piece in ctx.pieces:
             of_rows = [
@@ -104,7 +110,7 @@ class _BlockAttention(torch.autograd.Function):
             grad_q[piece.blocks] += from_rows[0].transpose(0, 1).view_as(q[piece.blocks])
             for total, grad in zip(grad_context, found, strict=True):
                 total[piece.context] += grad[0].transpose(0, 1)
-        return grad_q.to(q.dtype), *grad_context, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
+        return grad_q.to(q.dtype), *grad_context, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None
 
 
 class _OwnKeys:
@@ -113,11 +119,11 @@ class _OwnKeys:
     K: key-value heads; G: query heads for each key-value head.
     """
 
-    def __init__(self, q: Tensor, k: Tensor, window: int | None) -> None:
+    def __init__(self, q: Tensor, k: Tensor, *, is_causal: bool) -> None:
         self._scale = q.shape[-1] ** -0.5
         self._q, self._k = _grouped(q, k), _wide(k)
         self.scores = torch.einsum("abkgd,aukd->abkgu", self._q, self._k) * self._scale
-        if window is not None:
+        if is_causal:
             later = torch.ones(2 * (q.shape[1],), dtype=torch.bool).triu(1)
             self.scores.masked_fill_(later[:, None, None], -torch.inf)
 

@@ -6,13 +6,12 @@ from typing import Literal, Self
 
 import pydantic
 
-from spec_kit.block_drafting import MOST_LAYERS, BlockConfig
+from spec_kit.block_drafting import MOST_LAYERS, BlockConfig, LayerType
 from spec_kit.drafting import DistilledLoss
 
 LossKind = Literal["ce", "dpace", "soft", "lk_alpha", "lk_lambda"]
 SOFT_LOSSES: dict[str, DistilledLoss] = {"soft": "ce", "lk_alpha": "lk_alpha", "lk_lambda": "lk_lambda"}
 """Losses that compare guesses with the target's distribution: value of ``loss`` → ``DistilledLoss``."""
-LayerType = Literal["full_attention", "sliding_attention"]
 DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 
 
@@ -46,9 +45,6 @@ class DFlashConfig(BlockConfig):
     """Kind of attention of each layer. Inside a block, full attention is bidirectional and sliding attention
     is causal. None means sliding attention in all layers if ``sliding_window`` is set, else full attention in
     all layers."""
-    sliding_window: int | None = pydantic.Field(None, ge=2)
-    """Number of positions to which a sliding layer's query attends, its own position included; at least
-    ``block_size``."""
 
     @pydantic.model_validator(mode="after")
     def _window_is_used(self) -> Self:

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from spec_core.errors import ArtifactError
 from spec_draft_dflash.config import SOFT_LOSSES, DFlashConfig
-from spec_draft_dflash.shape import ARCHITECTURE, FULL, SLIDING, DFlashShape
+from spec_draft_dflash.shape import ARCHITECTURE, DFlashShape
 from spec_kit.block_drafting import BlockDraft
-from spec_kit.drafting import DraftCheckpoint, section
+from spec_kit.drafting import DraftCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from spec_draft_dflash.kernels import DFlashKernels
     from spec_draft_dflash.model import DFlashModel
     from spec_draft_dflash.proposer import DFlashProposer
-    from spec_kit.drafting import Json
 
 _MASK_FILE = "mask_embedding.pt"
 
@@ -56,30 +54,16 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
     def __init__(self, config: DraftConfig) -> None:
         """Make the draft and decide which engines can serve it.
 
-        SGLang takes the target's whole head for a block draft. llama.cpp has one setting of causality for all layers,
-        and cannot serve sliding ones.
+        SGLang takes the target's whole head for a block draft. llama.cpp serves only full layers that look both ways.
         """
         super().__init__(config)
         unable = {
             "sglang": self.reduced(self.options.vocab_size),
-            "llamacpp": self.options.sliding_window is not None,
+            "llamacpp": not self.looks_both_ways,
         }
         self.serving_methods = {
             name: method for name, method in self.serving_methods.items() if not unable.get(name)
         }
-
-    @classmethod
-    def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the fields of a ``speculators`` folder, translated to the names and values that engines read.
-
-        Id k of a captured layer means the input of target layer k. Full-attention layers are never causal
-        inside a block.
-        """
-        served = super().speculators_fields(fields, folder)
-        kinds = section(fields, "transformer_layer_config", folder).get("layer_types") or ()
-        if SLIDING in kinds and fields.get("sliding_window_non_causal"):
-            served[cls.Shape.nested]["causal"] = False  # in this folder no sliding layer is causal
-        return served
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[DFlashShape]) -> None:
@@ -91,17 +75,13 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
 
     def fresh_shape(self, target: TargetSpec) -> DFlashShape:
         """Return the shape of a new draft, from the options, the paper's defaults and the target's sizes."""
-        options = self.options
-        kind = FULL if options.sliding_window is None else SLIDING
-        return DFlashShape.for_target(
-            options,
-            target,
-            layer_types=options.layer_types or (kind,) * (options.num_layers or 5),
-            sliding_window=options.sliding_window,
-            block_size=self._block_size,
-            vocab_size=options.vocab_size or target.vocab_size,
-            **self.fresh_fields(target),
-        )
+        options, fields = self.options, self.fresh_fields(target)
+        own = {
+            "layer_types": options.layer_types or fields["layer_types"],
+            "block_size": self._block_size,
+            "vocab_size": options.vocab_size or target.vocab_size,
+        }
+        return DFlashShape.for_target(options, target, **{**fields, **own})
 
     @property
     def num_guesses(self) -> int:

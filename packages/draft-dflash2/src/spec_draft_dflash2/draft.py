@@ -51,6 +51,12 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         "llamacpp": "draft-dflash",
     }
 
+    def __init__(self, config: DraftConfig) -> None:
+        """Make the draft and decide which engines can serve it: llama.cpp only if all layers are full."""
+        super().__init__(config)
+        methods = self.serving_methods.items()
+        self.serving_methods = {k: v for k, v in methods if k != "llamacpp" or self.looks_both_ways}
+
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` folder, translated to the names and values that engines read."""
@@ -70,7 +76,8 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         return DFlash2Shape.for_target(
             options,
             target,
-            layer_types=("full_attention",) * (options.num_layers or 5),
+            # As z-lab's published drafts: sliding layers look both ways inside a block, too.
+            causal=None if options.sliding_window is None else False,
             block_size=self._block_size,
             conv_kernel_size=options.conv_kernel_size or 2,
             conv_group_size=options.conv_group_size or 16,

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 class DFlash2Layer(BlockLayer):
     """A decoder layer with convolutions around its attention and around its MLP."""
 
-    def __init__(self, shape: DFlash2Shape, window: int | None, kernels: DFlash2Kernels) -> None:
-        """Make the layer; its convolutions start as the identity."""
-        super().__init__(shape, window, kernels)
+    def __init__(self, shape: DFlash2Shape, index: int, kernels: DFlash2Kernels) -> None:
+        """Make the layer with this index; its convolutions start as the identity."""
+        super().__init__(shape, index, kernels)
         self.attention_conv = BlockConvolution(shape, kernels)
         self.mlp_conv = BlockConvolution(shape, kernels)
 

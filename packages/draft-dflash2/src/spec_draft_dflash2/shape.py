@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from spec_core import TargetSpec
 from spec_kit.block_drafting import BlockShape
@@ -18,7 +17,6 @@ _CONVOLUTIONS = ("attention_conv", "mlp_conv")
 class DFlash2Shape(BlockShape):
     """The sizes of one DFlash2 draft."""
 
-    layer_types: tuple[Literal["full_attention"], ...]
     block_size: Size
     conv_kernel_size: Size
     conv_group_size: Size
@@ -64,8 +62,6 @@ class DFlash2Shape(BlockShape):
             "sample_from_anchor": False,
             "projector_type": None,
             "input_embedding_scale": 1.0,
-            "is_causal": False,
-            "causal": False,
         }
 
     def problem(self) -> str | None:
@@ -90,13 +86,11 @@ class DFlash2Shape(BlockShape):
         """
         return {
             **self.backbone_fields(ARCHITECTURE, target, tied=target.tied),
-            "is_causal": False,
             "block_size": self.block_size,
             "eagle_aux_hidden_state_layer_ids": list(self.layers),
             "dflash_config": {
                 "block_size": self.block_size,
-                "mask_token_id": self.mask_token_id,
-                "target_layer_ids": self.output_ids,
+                **self.nested_fields,
                 **{name: getattr(self, name) for name in OWN_FIELDS},
             },
         }

@@ -22,8 +22,10 @@ class DSparkConfig(BlockConfig):
     """Size of the draft's vocabulary, which is the most frequent supervised tokens; its head is the target's head's
     rows of these tokens. None means the target's whole vocabulary."""
     block_size: int | None = pydantic.Field(None, ge=1, le=1024)
-    """Number of slots of a block, each of which makes a guess. The first slot holds the last known token.
-    None means 7."""
+    """Number of slots of a block. The first slot holds the last known token. None means 7."""
+    sample_from_anchor: bool | None = None
+    """Whether the first slot makes a guess, too. If not, a block makes one guess fewer than it has slots. None
+    means yes."""
     markov_head: MarkovKind | None = None
     """Kind of Markov head, which adds a bias to a guess's logits. The bias depends on the previous token
     (``vanilla``), on the previous token and the slot's state (``gated``), or on all earlier guesses of the
@@ -49,6 +51,12 @@ class DSparkConfig(BlockConfig):
     def _trains_something(self) -> Self:
         if self.ce_weight == self.l1_weight == 0:
             raise ValueError("ce_weight=0 and l1_weight=0 leave nothing that trains the guesses")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _guesses_something(self) -> Self:
+        if self.block_size == 1 and self.sample_from_anchor is False:
+            raise ValueError("block_size=1 and sample_from_anchor=false leave no slot to guess")
         return self
 
     @pydantic.model_validator(mode="after")

@@ -55,11 +55,13 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
         """Make the draft and decide which engines can serve it.
 
         Only SGLang serves a Markov head that is not ``vanilla``. It takes the target's whole head for a block draft.
+        llama.cpp serves only full layers that look both ways.
         """
         super().__init__(config)
         other_head = self.options.markov_head not in (None, "vanilla")
         is_reduced = self.reduced(self.options.vocab_size)
-        unable = {"sglang": is_reduced, "vllm": other_head, "llamacpp": other_head}
+        unable = {"sglang": is_reduced, "vllm": other_head}
+        unable["llamacpp"] = other_head or not self.looks_both_ways
         self.serving_methods = {
             name: method for name, method in self.serving_methods.items() if not unable[name]
         }
@@ -77,9 +79,9 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
 
     @classmethod
     def to_speculators(cls, served: Json) -> Json:
-        """Return the fields that ``speculators_fields`` reads. The first slot of a block makes a guess."""
-        heads = {name: served[name] for name in OWN_FIELDS}
-        return {**super().to_speculators(served), **heads, "sample_from_anchor": True}
+        """Return the fields that ``speculators_fields`` reads."""
+        heads = {name: served[name] for name in (*OWN_FIELDS, "sample_from_anchor")}
+        return {**super().to_speculators(served), **heads}
 
     def fresh_shape(self, target: TargetSpec) -> DSparkShape:
         """Return the shape of a new draft, from the options, DeepSpec's defaults and the target's sizes."""
@@ -88,8 +90,8 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
         return DSparkShape.for_target(
             options,
             target,
-            layer_types=("full_attention",) * (options.num_layers or 5),
-            block_size=self.num_guesses,
+            block_size=options.block_size or 7,
+            sample_from_anchor=options.sample_from_anchor is not False,
             vocab_size=options.vocab_size or target.vocab_size,
             markov_head=options.markov_head or "vanilla",
             markov_rank=options.markov_rank or 256,
@@ -100,8 +102,8 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
 
     @property
     def num_guesses(self) -> int:
-        """Number of guesses of a block: one for each slot."""
-        return self.options.block_size or 7
+        """Number of guesses of a block: one for each slot, of which the first may make none."""
+        return (self.options.block_size or 7) - (self.options.sample_from_anchor is False)
 
     @property
     def guess_weights(self) -> Tensor:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class DSparkModel(BlockBackbone):
     """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
 
+    shape: DSparkShape
     config: DSparkConfig
 
     def __init__(self, shape: DSparkShape, *parts: Any) -> None:
@@ -38,10 +39,11 @@ class DSparkModel(BlockBackbone):
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return loss and metrics, divided by the global batch's ``denominators``, float64 [1]."""
-        num_guesses, device = self.shape.block_size, batch.input_ids_T.device
+        num_guesses, device = self.shape.num_guesses, batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config, num_guesses))
         weight_S = to_device_async(guess_weights(num_guesses, self.config.gamma), device)
-        inputs = self.head_inputs(self.states(batch, blocks, ops), blocks.tokens_before(batch, num_guesses))
+        states_ASH = self.states(batch, blocks, ops)[:, -num_guesses:]
+        inputs = self.head_inputs(states_ASH, blocks.tokens_before(batch, num_guesses))
         loss = GuessLoss(
             ops=ops,
             head=BlockHead.of(ops, self),

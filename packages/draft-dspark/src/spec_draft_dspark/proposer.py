@@ -21,8 +21,8 @@ from spec_kit.drafting import Guesses
 class DSparkProposer(BlockProposer):
     """Guesses one token with each slot; the previous guess biases the logits of the next guess.
 
-    To guess K tokens, vLLM and SGLang run a block of K slots, even if K is below the block size of training. This
-    proposer does the same.
+    To guess K tokens, vLLM and SGLang run a block of K slots, or of K + 1 if the first makes no guess. Such a block
+    may be shorter than those of training. This proposer does the same.
     """
 
     module: DSparkModel
@@ -32,8 +32,10 @@ class DSparkProposer(BlockProposer):
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
         """Return each sequence's guesses, with the biased distributions from which they are drawn."""
-        head = proposers[0].module.markov_head
-        states_BKH = cls.states(proposers, num_tokens)
+        module = proposers[0].module
+        head, shape = module.markov_head, module.shape
+        num_slots = num_tokens + shape.block_size - shape.num_guesses
+        states_BKH = cls.states(proposers, num_slots)[:, -num_tokens:]
         head_VH, tokens = cls.choose_from(proposers)
         base_BKV = states_BKH @ head_VH.T
         guesses, memory = Guesses(num_tokens, temperature, generators), None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
@@ -21,14 +20,19 @@ OWN_FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "conf
 class DSparkShape(BlockShape):
     """The sizes of one DSpark draft."""
 
-    layer_types: tuple[Literal["full_attention"], ...]
     block_size: Size
+    sample_from_anchor: bool = True
     markov_head: MarkovKind = Field("vanilla", alias="markov_head_type")
     markov_rank: Size
     confidence: bool = Field(False, alias="enable_confidence_head")
     confidence_with_markov: bool = Field(False, alias="confidence_head_with_markov")
     """Whether the confidence head also reads the previous token's embedding. vLLM takes this option and
     ``enable_confidence_head`` as false if config.json lacks them."""
+
+    @property
+    def num_guesses(self) -> int:
+        """Number of guesses of a block. The first slot may make none."""
+        return self.block_size - (not self.sample_from_anchor)
 
     def tensor_shapes(self) -> Shapes:
         """Return name and shape of every trained tensor of the backbone and the heads."""
@@ -60,17 +64,19 @@ class DSparkShape(BlockShape):
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
         """Return the backbone's fields, and the heads' fields from the nested section ``own``."""
-        return super().read_own(fields, own, folder) | {key: own[key] for key in OWN_FIELDS if key in own}
+        keys = (*OWN_FIELDS, "sample_from_anchor")
+        return super().read_own(fields, own, folder) | {key: own[key] for key in keys if key in own}
 
     def fixed_fields(self) -> Json:
         """Return fields of a published draft's config.json for which only the given value is supported."""
         return super().fixed_fields() | {
-            "sample_from_anchor": True,
             "projector_type": "dspark",
             "attention_mode": "gqa",
-            "is_causal": False,
-            "causal": False,
         }
+
+    def problem(self) -> str | None:
+        """Return why no draft can have this shape, or None."""
+        return super().problem() if self.num_guesses else "block_size=1 leaves no slot to guess"
 
     def to_json(self, target: TargetSpec) -> Json:
         """Return DeepSpec's fields of config.json, which vLLM from 0.26 on and SGLang from 0.5.16 on read.
@@ -78,16 +84,17 @@ class DSparkShape(BlockShape):
         ``target_layer_ids`` is written twice: vLLM 0.26 gets the size of ``fc`` right only from ``dflash_config``,
         which both engines read first; other programs read the top level. Index i means the output of target layer i.
         """
-        shared = {"mask_token_id": self.mask_token_id, "target_layer_ids": self.output_ids}
         return {
             **self.backbone_fields(ARCHITECTURE, target, tied=False),
             "block_size": self.block_size,
-            **shared,
+            "sample_from_anchor": self.sample_from_anchor,
+            "mask_token_id": self.mask_token_id,
+            "target_layer_ids": self.output_ids,
             "markov_rank": self.markov_rank,
             "markov_head_type": self.markov_head,
             "enable_confidence_head": self.confidence,
             "confidence_head_with_markov": self.confidence_with_markov,
-            "dflash_config": shared,
+            "dflash_config": self.nested_fields,
         }
 
 

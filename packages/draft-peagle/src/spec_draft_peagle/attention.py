@@ -25,10 +25,6 @@ from spec_kit.chain_drafting import take_rows
 Pieces = Sequence[tuple[int, int, int]]
 """First row of a document, first row of its piece in a segment, and the row after the piece's last row."""
 
-EVERYTHING = 1 << 30
-"""A window wider than any document. Chains use sliding-window attention because it is causal; nothing may be
-outside its window."""
-
 
 def row_attention(
     kernels: PEagleKernels,
@@ -71,7 +67,7 @@ def chain_attention(
     pieces = [qkv[0][:0]]
     for (length, layout), *parts in zip(segment.layouts, *(part.split(sizes) for part in qkv), strict=True):
         q, k, v = (part.unflatten(0, (-1, length)) for part in parts)
-        pieces.append(kernels.block_attention(q, rows, (k, v), layout, EVERYTHING).flatten(0, 1))
+        pieces.append(kernels.block_attention(q, rows, (k, v), layout, None, True).flatten(0, 1))
     return torch.cat(pieces)
 
 

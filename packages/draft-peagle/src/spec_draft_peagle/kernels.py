@@ -17,7 +17,7 @@ class PEagleKernels(DecoderKernels):
     """The kernels that P-EAGLE can use: the decoder kernels, and block attention for its chains."""
 
     rotate: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor] = rotate
-    block_attention: Callable[[Tensor, KeysValues, KeysValues, BlockLayout, int | None], Tensor] = (
+    block_attention: Callable[[Tensor, KeysValues, KeysValues, BlockLayout, int | None, bool], Tensor] = (
         block_attention
     )
     prefixed_attention: Callable[..., tuple[Tensor, Tensor]] | None = None
@@ -38,6 +38,7 @@ class PEagleKernels(DecoderKernels):
                 tuple(context),
                 tuple(own),
                 layout,
-                1 << 30,
+                None,
+                True,
             ),
         }

@@ -140,7 +140,7 @@ def _write_block(writer: GGUFWriter, fields: Json, architecture: str) -> None:
     writer.add_bool(f"{arch}.attention.causal", False)
     writer.add_uint32("tokenizer.ggml.mask_token_id", nested["mask_token_id"])
     if architecture == MARKOV_BLOCK:
-        writer.add_bool(f"{arch}.sample_from_anchor", True)
+        writer.add_bool(f"{arch}.sample_from_anchor", fields.get("sample_from_anchor") is not False)
         writer.add_bool(f"{arch}.has_confidence_head", bool(fields.get("enable_confidence_head")))
     if architecture == SELECTOR_BLOCK:
         for key in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):

@@ -133,6 +133,10 @@ _FLAWS = (
         ),
     ),
     Flaw(
+        "it norms all captured states together (norm_before_fc), which cannot be written as GGUF; serve it with vLLM",
+        lambda draft: bool(_is_chain(draft) and draft.fields.get("norm_before_fc")),
+    ),
+    Flaw(
         "it has several layers, and llama.cpp runs one layer of an Eagle3 draft",
         lambda draft: _is_chain(draft) and draft.fields.get("num_hidden_layers") != 1,
     ),
@@ -145,8 +149,12 @@ _FLAWS = (
         lambda draft: draft.fields.get("image_embeddings") == "merged",
     ),
     Flaw(
-        "it has sliding layers, and llama.cpp has one setting of causality for all layers of a block",
-        lambda draft: "sliding_attention" in (draft.fields.get("layer_types") or ()),
+        "it has sliding layers, or looks back alone inside a block, and llama.cpp was tried with full layers "
+        "alone that look both ways",
+        lambda draft: (
+            "sliding_attention" in (draft.fields.get("layer_types") or ())
+            or draft.fields.get("is_causal") is True
+        ),
     ),
     Flaw(
         "its Markov head is not vanilla, and llama.cpp knows that one alone",

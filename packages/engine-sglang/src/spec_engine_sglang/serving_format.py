@@ -40,15 +40,19 @@ _LATENT_CHAIN = "Eagle3DeepseekV2ForCausalLM"
 """Architecture name of an autoregressive draft with multi-head latent attention."""
 _VLLM_CHAINS = frozenset({"Eagle3LlamaForCausalLM", "Eagle3DeepseekV3ForCausalLM"})
 """Further names of autoregressive drafts, which only vLLM knows."""
+_NORMED_CHAIN = "Eagle3Qwen3ForCausalLM"
+"""Architecture name of an autoregressive draft with norms of queries and keys."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
 """Name of an autoregressive draft in EAGLE's own files; the field ``draft_vocab_size`` distinguishes it from a
 whole Llama model."""
 _BLOCK = "DFlashDraftModel"
 _MARKOV_BLOCK = "Qwen3DSparkModel"
-"""Architecture name of a block draft whose first slot, the slot of the last known token, makes a guess, too."""
+"""Architecture name of a block draft whose first slot, the slot of the last known token, may make a guess, too."""
 _SELECTOR_BLOCK = "DFlash2DraftModel"
 """Architecture name of a block draft whose guesses are chosen one after the other by a selector."""
 _KNOWS_SELECTORS = ">=0.5.19"
+_READS_ANCHORS = ">=0.5.19"
+"""Versions that read whether the first slot of a ``_MARKOV_BLOCK`` makes a guess; earlier ones take it for one."""
 _SHIFTS_IMAGES = ">=0.5.20"
 """Versions that give a draft the embedding of each token, image tokens included, in the row before the token.
 Earlier versions give it in the token's own row if the prompt has images (``_draft_extend_for_prefill`` of
@@ -171,12 +175,19 @@ def version_needs(fields: Json) -> Iterator[tuple[str, str]]:
         yield _SHIFTS_IMAGES, f"{_IMAGES}=merged, which SGLang serves as it was trained from 0.5.20 on"
     if _SELECTOR_BLOCK in architectures(fields):
         yield _KNOWS_SELECTORS, f"architecture {_SELECTOR_BLOCK}, which SGLang reads from 0.5.19 on"
+    if _anchor_is_silent(fields):
+        yield _READS_ANCHORS, "sample_from_anchor=false, which SGLang reads from 0.5.19 on"
     if _TEXT_HEAD in architectures(fields):
         yield _KNOWS_TEXT_HEADS, f"architecture {_TEXT_HEAD}, which SGLang reads from 0.5.17 on"
 
 
+def _anchor_is_silent(fields: Json) -> bool:
+    return _MARKOV_BLOCK in architectures(fields) and fields.get("sample_from_anchor") is False
+
+
 def _has_switches(fields: Json) -> bool:
-    return not architectures(fields).isdisjoint({_CHAIN, _LATENT_CHAIN, _BLOCK})
+    known = {_CHAIN, _LATENT_CHAIN, _BLOCK, _MARKOV_BLOCK, _SELECTOR_BLOCK}
+    return not architectures(fields).isdisjoint(known)
 
 
 def _read(folder: Path) -> Json:
@@ -197,12 +208,11 @@ def _block_size(folder: Path, fields: Json) -> int | None:
 def _most_guesses(folder: Path, fields: Json) -> int | None:
     """Return the number of guesses of a block draft; None for an autoregressive draft.
 
-    The first slot of a DFlash block makes no guess.
+    The first slot of a DFlash block makes no guess, and that of a DSpark block perhaps none.
     """
     block_size = _block_size(folder, fields)
-    if block_size is None or _MARKOV_BLOCK in architectures(fields):
-        return block_size
-    return block_size - 1
+    guesses_first = _MARKOV_BLOCK in architectures(fields) and not _anchor_is_silent(fields)
+    return block_size if block_size is None or guesses_first else block_size - 1
 
 
 def _is_chain(draft: ServedFolder) -> bool:
@@ -256,6 +266,10 @@ _FLAWS = (
         "it is in the layout of speculators, which SGLang does not read; write it in the engines' own layout "
         "(spec-trainer convert)",
         lambda draft: "speculators_model_type" in draft.fields,
+    ),
+    Flaw(
+        f"its queries and keys are normed ({_NORMED_CHAIN}), for which SGLang has no class; serve it with vLLM",
+        lambda draft: _NORMED_CHAIN in draft.architectures,
     ),
     Flaw(
         f"its architecture has a name that SGLang does not know; SGLang serves the same draft as {_CHAIN}, or as "

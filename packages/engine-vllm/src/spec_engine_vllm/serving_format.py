@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError
 from spec_kit.drafting import (
@@ -34,8 +34,8 @@ _ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
 _LATENT_CHAINS = frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"})
 """Architecture names of autoregressive drafts of one layer with multi-head latent attention. vLLM knows both
 names."""
-_CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}) | _LATENT_CHAINS
-"""Architecture names of autoregressive drafts. vLLM knows each kind of attention by two names."""
+_CHAINS = _LATENT_CHAINS | {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"}
+"""Architecture names of autoregressive drafts: of Llama's layers, of Qwen3's, and with latent attention."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
 """Name of an autoregressive draft in EAGLE's own files; the field ``draft_vocab_size`` distinguishes it from a
 whole Llama model. vLLM adds the prefix ``Eagle3``."""
@@ -54,7 +54,7 @@ _UNNAMED_MARKOV_BLOCKS = frozenset({"DSparkDraftModel"})
 """SpecForge's name for a block draft with a Markov head; vLLM mistakes it for a part of a DeepSeek-V4 target."""
 _FULL = "full_attention"
 _SPECULATORS_PARALLEL_CHAINS = frozenset({"peagle"})
-_SPECULATORS_BLOCKS = frozenset({"dflash"})
+_SPECULATORS_BLOCKS = frozenset({"dflash", "dflash2"})
 _SPECULATORS_MARKOV_BLOCKS = frozenset({"dspark"})
 _SPECULATORS_CHAINS = frozenset({"eagle3"}) | _SPECULATORS_PARALLEL_CHAINS
 _SPECULATORS = "speculators_model_type"
@@ -238,17 +238,15 @@ def _maps_whole_vocabulary(draft: ServedFolder) -> bool:
 
 
 def _loses_sight(draft: ServedFolder) -> bool:
-    """Return whether vLLM would wrongly make full-attention layers causal.
+    """Return whether vLLM would make layers causal that look both ways inside a block.
 
-    A field that is meant for sliding layers causes this.
+    Of DFlash it takes a field that is meant for sliding layers as all layers', of DSpark it does not read the field.
     """
-    kinds = draft.nested("transformer_layer_config", "layer_types") or [_FULL]
-    is_block = draft.fields.get(_SPECULATORS) in _SPECULATORS_BLOCKS
-    return (
-        is_block
-        and draft.fields.get("sliding_window_non_causal") is False
-        and _FULL in cast("list[str]", kinds)
-    )
+    algorithm, looks = draft.fields.get(_SPECULATORS), draft.fields.get("sliding_window_non_causal")
+    kinds: Any = draft.nested("transformer_layer_config", "layer_types") or [_FULL]
+    if algorithm in _SPECULATORS_BLOCKS:
+        return looks is False and _FULL in kinds
+    return algorithm in _SPECULATORS_MARKOV_BLOCKS and looks is not False and "sliding_attention" in kinds
 
 
 _FLAWS = (
@@ -271,14 +269,6 @@ _FLAWS = (
         ),
     ),
     Flaw(
-        "it is in the layout of speculators, of which vLLM 0.26 takes each guess for the token after; write it in "
-        "the engines' own layout (spec-trainer convert)",
-        lambda draft: (
-            draft.fields.get(_SPECULATORS) in _SPECULATORS_MARKOV_BLOCKS
-            and draft.fields.get("sample_from_anchor") is not True
-        ),
-    ),
-    Flaw(
         "it is in the layout of speculators, in which vLLM gives a chain layers of llama or qwen3; write it in the "
         "engines' own layout",
         lambda draft: (
@@ -287,8 +277,8 @@ _FLAWS = (
         ),
     ),
     Flaw(
-        "its full-attention layers look both ways inside a block, and vLLM reads sliding_window_non_causal=false of "
-        "speculators as causal for all layers; write it in the engines' own layout (spec-trainer convert)",
+        "some of its layers look both ways inside a block, and vLLM, as it reads sliding_window_non_causal of "
+        "speculators, makes them causal; write it in the engines' own layout (spec-trainer convert)",
         _loses_sight,
     ),
     Flaw(
@@ -387,10 +377,13 @@ _UNKNOWN_TEXT_MODEL = Flaw(
     "Qwen3.5 in the multimodal layout alone",
     lambda draft: not draft.architectures.isdisjoint(_TEXT_HEADS),
 )
-_GUESSING_ANCHOR = Flaw(
-    "it is in the layout of speculators, of which vLLM before 0.28 takes each guess for the token after; write it in "
-    "the engines' own layout (spec-trainer convert)",
-    lambda draft: draft.fields.get(_SPECULATORS) in _SPECULATORS_MARKOV_BLOCKS,
+_ANCHOR = Flaw(
+    "vLLM reads from 0.28 on whether the first slot of its blocks makes a guess (sample_from_anchor); earlier ones "
+    "take each guess of such a folder for a neighbouring token",
+    # They take it for true, and for false in the layout of speculators.
+    lambda draft: (
+        _is_markov_block(draft) and draft.fields.get("sample_from_anchor") is (_SPECULATORS in draft.fields)
+    ),
 )
-_BEFORE_28 = (_GUESSING_ANCHOR, _UNKNOWN_SELECTOR, _PLAIN_ROTATION, _FOREIGN_SIZES, _UNKNOWN_TEXT_MODEL)
+_BEFORE_28 = (_ANCHOR, _UNKNOWN_SELECTOR, _PLAIN_ROTATION, _FOREIGN_SIZES, _UNKNOWN_TEXT_MODEL)
 """Flaws that only vLLM versions before 0.28 have."""

@@ -168,7 +168,6 @@ FLAWS = [
     (check_vllm_folder, "dspark", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
     (check_vllm_folder, "dspark", {"markov_head_type": "gated"}, "markov_head_type is not vanilla"),
     (check_vllm_folder, "dspark", {"architectures": ["DSparkDraftModel"]}, "takes for a part of the target"),
-    (check_vllm_folder, "dspark", {"speculators_model_type": "dspark"}, "takes each guess for the token after"),
     (check_vllm_folder, "peagle", {"pard_token": None}, "no pard_token"),
     (check_vllm_folder, "peagle", {"architectures": ["PEagleDraftModel"]}, "before which vLLM puts Eagle3"),
     (check_sglang_folder, "dspark", {"markov_head_type": None}, "no markov_head_type, which SGLang needs"),
@@ -176,6 +175,7 @@ FLAWS = [
     (check_sglang_folder, "dspark", {"num_target_layers": None}, "has no num_target_layers"),
     (check_sglang_folder, "eagle3", {"architectures": ["Eagle3LlamaForCausalLM"]}, "name that SGLang does not know"),
     (check_sglang_folder, "eagle3", {"architectures": ["LlamaForCausalLM"]}, "name that SGLang does not know"),
+    (check_sglang_folder, "eagle3", {"architectures": ["Eagle3Qwen3ForCausalLM"]}, "queries and keys are normed"),
     (check_sglang_folder, "eagle3", {"draft_vocab_size": None}, "has no draft_vocab_size"),
     (check_sglang_folder, "eagle3, every option", {"eagle_config": {IDS: None}}, "at the top level only"),
     (check_sglang_folder, "eagle3", {"tie_word_embeddings": True}, "has tie_word_embeddings=true"),
@@ -216,12 +216,17 @@ def test_a_quantised_draft_is_refused_by_what_would_misread_it(export, target, c
         check(folder, target)
 
 
-def test_a_guessing_anchor_in_the_layout_of_speculators_needs_a_later_vllm(export, target):
+@pytest.mark.parametrize(("layout", "anchor"), [("dspark", True), (None, False)])
+def test_an_anchor_that_vllm_reads_from_a_later_version_on(export, target, layout, anchor):
     folder = export("dspark")
-    edit(folder, {"speculators_model_type": "dspark", "sample_from_anchor": True})
+    edit(folder, {"speculators_model_type": layout, "sample_from_anchor": anchor})
     check_vllm_folder(folder, target)
-    with pytest.raises(ArtifactError, match=r"vLLM before 0\.28 takes each guess for the token after"):
+    with pytest.raises(
+        ArtifactError, match=r"from 0\.28 on whether the first slot of its blocks makes a guess"
+    ):
         check_vllm_folder(folder, target, is_before_28=True)
+    edit(folder, {"sample_from_anchor": not anchor})
+    check_vllm_folder(folder, target, is_before_28=True)
 
 
 def test_embeddings_of_images_decide_which_engine_serves_and_which_one_is_warned_of(target, tmp_path, caplog):

@@ -77,6 +77,8 @@ PROGRAMS = 1024
 
 EVERYWHERE = 1 << 30
 """A window wider than any document."""
+Sight = tuple[int | None, bool]
+"""The window of a layer, and whether its attention is causal inside a block."""
 
 
 def takes_blocks(q: Tensor, context: tuple[Tensor, Tensor], *_: object) -> bool:
@@ -97,21 +99,22 @@ def fused_block_attention(
     own: tuple[Tensor, Tensor],
     layout: BlockPositions,
     window: int | None,
+    is_causal: bool,
 ) -> Tensor:
     """Return the blocks' attention to their context and themselves; arguments as in the plain version."""
-    return _BlockAttention.apply(window, layout, q, *context, *own)
+    return _BlockAttention.apply((window, is_causal), layout, q, *context, *own)
 
 
 class _BlockAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, window: int | None, layout: BlockPositions, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, sight: Sight, layout: BlockPositions, *tensors: Tensor) -> Tensor:
         q, *keys_values = (tensor.contiguous() for tensor in tensors)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         tiling = _tilings(q, keys_values[0]).forward
-        shape = _shape(tiling, q, keys_values[0], window)
+        shape = _shape(tiling, q, keys_values[0], sight)
         blocks_forward[_grid(shape)](q, *keys_values, out, lse, *layout.on_device, **shape, **tiling.options)
-        ctx.window, ctx.layout = window, layout
+        ctx.sight, ctx.layout = sight, layout
         ctx.save_for_backward(q, *keys_values, out, lse)
         return out
 
@@ -120,13 +123,13 @@ class _BlockAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, key, value, own_key, own_value, out, lse = ctx.saved_tensors
         tiling, grad_out = _tilings(q, key).own_backward, grad_out.contiguous()
-        shape = _shape(tiling, q, key, ctx.window)
+        shape = _shape(tiling, q, key, ctx.sight)
         drift = torch.empty_like(lse)
         grads = torch.empty_like(q), torch.empty_like(own_key), torch.empty_like(own_value)
         inputs = grad_out, q, key, value, own_key, own_value, out, lse, drift
         own_backward[_grid(shape)](*inputs, *grads, *ctx.layout.on_device, **shape, **tiling.options)
         saved = grad_out, q, key, value, lse, drift
-        context_grads = _context_gradients(saved, ctx.layout, ctx.window)
+        context_grads = _context_gradients(saved, ctx.layout, ctx.sight)
         return None, None, grads[0], *context_grads, *grads[1:]
 
 
@@ -144,12 +147,10 @@ def _tilings(q: Tensor, key: Tensor) -> Tilings:
     return NARROW if q.shape[1] * (q.shape[2] // key.shape[1]) <= NARROW.context_backward.rows else WIDE
 
 
-def _context_gradients(
-    saved: tuple[Tensor, ...], layout: BlockPositions, window: int | None
-) -> tuple[Tensor, ...]:
+def _context_gradients(saved: tuple[Tensor, ...], layout: BlockPositions, sight: Sight) -> tuple[Tensor, ...]:
     _, q, key, *_ = saved
     tiling = _tilings(q, key).context_backward
-    shape = _shape(tiling, q, key, window)
+    shape = _shape(tiling, q, key, sight)
     tiles = triton.cdiv(len(key), tiling.keys)
     splits = max(1, min(8, PROGRAMS // max(1, tiles * key.shape[1])))
     shares = key.new_empty(2, splits, *key.shape, dtype=torch.float32)
@@ -176,7 +177,8 @@ def _seen_by(layout: BlockPositions, shape: dict[str, Any]) -> tuple[Tensor, Ten
     return layout.derived[name]
 
 
-def _shape(tiling: Tiling, q: Tensor, key: Tensor, window: int | None) -> dict[str, Any]:
+def _shape(tiling: Tiling, q: Tensor, key: Tensor, sight: Sight) -> dict[str, Any]:
+    window, is_causal = sight
     (num_blocks, slots, heads, width), (tokens, kv_heads, _) = q.shape, key.shape
     group = heads // kv_heads
     together = max(1, tiling.rows // (slots * group))
@@ -187,6 +189,7 @@ def _shape(tiling: Tiling, q: Tensor, key: Tensor, window: int | None) -> dict[s
         "window": EVERYWHERE if window is None else window,
         "scale": width**-0.5,
         "SLIDING": window is not None,
+        "CAUSAL": is_causal,
         "SLOTS": slots,
         "GROUP": group,
         "TOGETHER": together,

@@ -49,7 +49,7 @@ def _add(total, top, weight, score, v):
 @triton.jit(do_not_specialize=["num_blocks", "tokens"])
 def blocks_forward(
     q, key, value, own_key, own_value, out, lse, anchor, start, num_blocks, tokens, kv_heads, window, scale,
-    SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
+    SLIDING: tl.constexpr, CAUSAL: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Compute attention and its log-sum-exp for some neighbouring blocks and one key-value head."""
@@ -78,7 +78,7 @@ def blocks_forward(
     v = tl.load(
         own_value + own_index[:, None] * WIDTH + channel[None, :], mask=own_inside[:, None], other=0.0
     )
-    seen = own_seen(SLIDING, SLOTS, GROUP, TOGETHER, ROWS, OWN)
+    seen = own_seen(CAUSAL, SLOTS, GROUP, TOGETHER, ROWS, OWN)
     score = tl.where(seen, tl.dot(query, k) * base_2, -float("inf"))
     # The block's own keys come first, so that every row has a largest score from then on.
     top = tl.max(score, 1)
@@ -131,7 +131,7 @@ def _query_gradient(
 def own_backward(
     grad_out, q, key, value, own_key, own_value, out, lse, drift_out, grad_q, grad_own_key, grad_own_value,
     anchor, start, num_blocks, tokens, kv_heads, window, scale,
-    SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
+    SLIDING: tl.constexpr, CAUSAL: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, and dk and dv of the blocks' own keys. Store each row's Σ grad · out in ``drift_out``."""
@@ -164,7 +164,7 @@ def own_backward(
     own_element = own_index[:, None] * WIDTH + channel[None, :]
     k = tl.load(own_key + own_element, mask=own_inside[:, None], other=0.0)
     v = tl.load(own_value + own_element, mask=own_inside[:, None], other=0.0)
-    seen = own_seen(SLIDING, SLOTS, GROUP, TOGETHER, ROWS, OWN) & inside[:, None]
+    seen = own_seen(CAUSAL, SLOTS, GROUP, TOGETHER, ROWS, OWN) & inside[:, None]
     p = tl.where(seen, tl.exp2(tl.dot(query, tl.trans(k)) * base_2 - row_lse[:, None]), 0.0)
     score = (p * (tl.dot(grad, tl.trans(v)) - drift[:, None])).to(query.dtype)
     grad_key = tl.dot(tl.trans(score), query) * scale
@@ -192,7 +192,7 @@ def own_backward(
 def context_backward(
     grad_out, q, key, value, lse, drift, grad_keys, grad_values, anchor, start, first_seen, last_seen,
     num_blocks, tokens, kv_heads, window, scale,
-    SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
+    SLIDING: tl.constexpr, CAUSAL: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of one tile of the context, from one share of the blocks that attend to it."""

@@ -50,7 +50,7 @@ def own_indices(
 
 @triton.jit
 def own_seen(
-    SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
+    CAUSAL: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
     """Return bool [ROWS, OWN]: whether a row attends to a key of its block.
@@ -60,7 +60,7 @@ def own_seen(
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, OWN)[None, :]
     seen = (row // (SLOTS * GROUP) == column // SLOTS) & (column < TOGETHER * SLOTS)
-    if SLIDING:
+    if CAUSAL:
         seen = seen & (column % SLOTS <= (row // GROUP) % SLOTS)
     return seen | ((row >= TOGETHER * SLOTS * GROUP) & (column == 0))
 

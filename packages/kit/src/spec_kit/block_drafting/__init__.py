@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from spec_kit.block_drafting.block_draft import BlockDraft
-from spec_kit.block_drafting.block_shape import MOST_LAYERS, BlockConfig, BlockShape
+from spec_kit.block_drafting.block_shape import MOST_LAYERS, BlockConfig, BlockShape, LayerType
 from spec_kit.block_drafting.mask_token import choose_mask_token
 from spec_kit.lazy import lazy_names
 
@@ -42,6 +42,7 @@ __all__ = [
     "Geometry",
     "GuessMetrics",
     "KeysValues",
+    "LayerType",
     "block_attention",
     "choose_mask_token",
     "guess_weights",

@@ -75,7 +75,7 @@ class _Chunk:
     anchor_C: Tensor
     start_C: Tensor
 
-    def visible(self, block_size: int, window: int | None) -> Tensor:
+    def visible(self, block_size: int, window: int | None, *, is_causal: bool) -> Tensor:
         """Return bool [C · B, context + C · B]: which keys each slot sees."""
         device, num_blocks = self.anchor_C.device, len(self.anchor_C)
         slot_B = torch.arange(block_size, device=device)
@@ -84,6 +84,7 @@ class _Chunk:
         inside_BB = torch.ones(block_size, block_size, dtype=torch.bool, device=device)
         if window is not None:
             oldest_CB = oldest_CB.maximum(self.anchor_C[:, None] + slot_B - (window - 1))
+        if is_causal:
             inside_BB = inside_BB.tril()
         seen = (key >= oldest_CB[..., None]) & (key < self.anchor_C[:, None, None])
         own = torch.eye(num_blocks, dtype=torch.bool, device=device)[:, None, :, None] & inside_BB[:, None, :]
@@ -91,33 +92,46 @@ class _Chunk:
 
 
 def block_attention(
-    q: Tensor, context: KeysValues, own: KeysValues, layout: BlockLayout, window: int | None
+    q: Tensor,
+    context: KeysValues,
+    own: KeysValues,
+    layout: BlockLayout,
+    window: int | None,
+    is_causal: bool,
 ) -> Tensor:
     """Return the blocks' attention to their context and to themselves, [A, B, heads, D]; differentiable.
 
     ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]; ``layout.on_device``: int64 [A] twice on
     the device, each block's anchor (ascending) and the start of its document. A block sees tokens start to anchor
-    − 1. If ``window`` is None, a query sees all these tokens and its whole block, later slots too. Otherwise it is a
-    sliding window: a query at position p sees positions p − (window − 1) to p only.
+    − 1, and of its own slots all, or with ``is_causal`` only earlier ones and itself. With a sliding ``window`` of
+    at least a block, a query at position p sees no token before position p − (window − 1).
     """
     parts = zip(*(tensor.split(CHUNK_BLOCKS) for tensor in (q, *own)), strict=True)
     attend = checkpointed(_attend)
     pieces = [
-        attend(layout.chunk(index * CHUNK_BLOCKS, window), window, context[0], context[1], *part)
+        attend(layout.chunk(index * CHUNK_BLOCKS, window), (window, is_causal), context[0], context[1], *part)
         for index, part in enumerate(parts)
     ]
     return torch.cat(pieces)
 
 
 def _attend(
-    chunk: _Chunk, window: int | None, k_TND: Tensor, v_TND: Tensor, q_CBND: Tensor, *own: Tensor
+    chunk: _Chunk,
+    sight: tuple[int | None, bool],
+    k_TND: Tensor,
+    v_TND: Tensor,
+    q_CBND: Tensor,
+    *own: Tensor,
 ) -> Tensor:
-    """Return the attention of one chunk of blocks to the context's keys and to the blocks' keys (``own``)."""
+    """Return the attention of one chunk of blocks to the context's keys and to the blocks' keys (``own``).
+
+    ``sight``: the window, and whether attention is causal inside a block.
+    """
     pairs = zip((k_TND, v_TND), own, strict=True)
     k, v = (torch.cat([old[chunk.context], new.flatten(0, 1)]) for old, new in pairs)
     if not len(q_CBND):  # no queries, but every input must get a (zero) gradient
         return q_CBND + k.sum() + v.sum()
-    mask = chunk.visible(q_CBND.shape[1], window)
+    mask = chunk.visible(q_CBND.shape[1], sight[0], is_causal=sight[1])
     group = q_CBND.shape[2] // k.shape[1]
     # Keys are repeated for their group: with enable_gqa and a mask, CUDA would materialise the scores.
     heads = (q_CBND.flatten(0, 1), k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))

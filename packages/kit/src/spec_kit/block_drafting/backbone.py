@@ -67,14 +67,15 @@ class BlockAttention(AttentionProjections):
 class BlockLayer(nn.Module):
     """One Qwen3-style decoder layer over blocks."""
 
-    def __init__(self, shape: BlockShape, window: int | None, kernels: BlockKernels) -> None:
-        """Create the layer. ``window``: tokens of its sliding window; None for full attention."""
+    def __init__(self, shape: BlockShape, index: int, kernels: BlockKernels) -> None:
+        """Create the layer with this index, which decides its window and whether it looks back alone."""
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.self_attn = BlockAttention(shape, kernels)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
-        self.window, self._block_attention = window, kernels.block_attention
+        self.window, self.is_causal = shape.windows[index], shape.causality[index]
+        self._block_attention = kernels.block_attention
 
     def forward(
         self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry, *, recompute: bool = False
@@ -105,7 +106,8 @@ class BlockLayer(nn.Module):
         q = attention.queries(normed_RH, angles)
         k, v = attention.keys_values(normed_RH, angles)
         q, k, v = (rows.unflatten(0, blocks) for rows in (q, k, v))
-        attended = self._block_attention(q, context, (k, v), geometry.layout, self.window)
+        sight = self.window, self.is_causal
+        attended = self._block_attention(q, context, (k, v), geometry.layout, *sight)
         return attention.o_proj(attended.flatten(2))
 
 
@@ -129,7 +131,9 @@ class BlockBackbone(VocabularyModule):
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         self.fc = linear(len(shape.layers) * shape.hidden_size, shape.hidden_size)
         self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.layers = nn.ModuleList(self.layer_type(shape, window, kernels) for window in shape.windows)
+        self.layers = nn.ModuleList(
+            self.layer_type(shape, index, kernels) for index in range(shape.num_layers)
+        )
         self.norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.add_vocabulary(shape)
 

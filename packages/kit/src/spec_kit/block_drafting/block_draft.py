@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core.records import FeatureSchema, ShardHints
-from spec_kit.block_drafting.block_shape import BlockConfig, BlockShape, default_layers
+from spec_kit.block_drafting.block_shape import FULL, SLIDING, BlockConfig, BlockShape, default_layers
 from spec_kit.block_drafting.mask_token import choose_mask_token
 from spec_kit.drafting import (
     FROZEN,
@@ -17,6 +17,7 @@ from spec_kit.drafting import (
     StepCost,
     as_served,
     num_weights,
+    section,
 )
 from spec_kit.drafting.served_draft import EMBEDDING, HEAD
 from spec_kit.targets import read_target_tensors
@@ -54,10 +55,14 @@ class BlockDraft(ServedDraft[C, S]):
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` config.json under the names that engines read.
 
-        Layer k of the captured layers means the input of target layer k.
+        Layer k of the captured layers means the input of target layer k. Sliding layers are causal inside a block
+        unless ``sliding_window_non_causal`` is set or absent, as in vLLM; full layers never are.
         """
         same = ("draft_vocab_size", "target_hidden_size", "block_size")
         nested = {name: fields[name] for name in ("mask_token_id", "sample_from_anchor") if name in fields}
+        kinds = section(fields, "transformer_layer_config", folder).get("layer_types") or ()
+        if SLIDING in kinds and fields.get("sliding_window_non_causal", True):
+            nested["causal"] = False
         return {
             "architectures": [cls.architecture],
             **{name: fields[name] for name in same if name in fields},
@@ -68,7 +73,7 @@ class BlockDraft(ServedDraft[C, S]):
     @classmethod
     def to_speculators(cls, served: Json) -> Json:
         """Return the fields that ``speculators_fields`` reads. Only sliding layers may be causal inside a block."""
-        own, kinds = served[cls.Shape.nested], served.get("layer_types", ())
+        own = served[cls.Shape.nested]
         return {
             "draft_vocab_size": served.get("draft_vocab_size", served["vocab_size"]),
             "target_hidden_size": served["hidden_size"],
@@ -76,12 +81,18 @@ class BlockDraft(ServedDraft[C, S]):
             "aux_hidden_state_layer_ids": [layer + 1 for layer in own["target_layer_ids"]],
             "mask_token_id": own["mask_token_id"],
             "sample_from_anchor": False,
-            "sliding_window_non_causal": "sliding_attention" not in kinds,
+            "sliding_window_non_causal": not served.get("is_causal", True),  # without it, some layers are
         }
 
     def reduced(self, vocab_size: int | None) -> bool:
         """Return whether the vocabulary is reduced, by the folder ``init_from`` or the option ``vocab_size``."""
         return vocab_size is not None if self.checkpoint is None else self.checkpoint.shape.reduced
+
+    @property
+    def looks_both_ways(self) -> bool:
+        """Whether all layers have full attention that is not causal inside a block."""
+        made = self.checkpoint is None or self.checkpoint.shape.is_causal is False
+        return made and self.options.sliding_window is None
 
     @property
     @abstractmethod
@@ -133,7 +144,10 @@ class BlockDraft(ServedDraft[C, S]):
         They come from the options, or else from the DFlash paper's defaults and the target's sizes.
         """
         options, mask_token_id = self.options, self.options.mask_token_id
+        kind = FULL if options.sliding_window is None else SLIDING
         return {
+            "layer_types": (kind,) * (options.num_layers or 5),
+            "sliding_window": options.sliding_window,
             "mask_token_id": choose_mask_token(target) if mask_token_id is None else mask_token_id,
             "layers": options.layers or default_layers(target.num_layers, options.num_features or 5),
             "num_target_layers": target.num_layers,

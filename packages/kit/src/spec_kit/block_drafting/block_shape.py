@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 import pydantic
 from pydantic import Field, NonNegativeInt
@@ -28,7 +28,9 @@ from spec_kit.sharding import TensorParallelHints
 
 MOST_LAYERS = 1024
 """Largest number of layers of a draft; published drafts have one to eight."""
-FULL = "full_attention"
+LayerType = Literal["full_attention", "sliding_attention"]
+"""Kind of attention of a layer, as in config.json."""
+FULL, SLIDING = get_args(LayerType)
 _Depth = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 
 
@@ -55,6 +57,9 @@ class BlockConfig(DecoderConfig):
     """Id of the token whose embedding fills the slots to be guessed. The default is a token that the tokenizer leaves
     unused or reserves, else the vocabulary's last token that is no end token."""
 
+    sliding_window: int | None = Field(None, ge=2)
+    """Number of positions to which a sliding layer's query attends, its own position included; at least
+    ``block_size``. Without it, all layers have full attention."""
     num_features: int | None = Field(None, ge=1, le=MOST_LAYERS)
     """Number of the target's residual streams that feed the draft, spread evenly from early to late layers. The
     default is the length of ``layers`` if it is set, else 5."""
@@ -79,8 +84,13 @@ class BlockShape(VocabularyShape):
     nested: ClassVar[str] = "dflash_config"
 
     max_positions: Size = Field(32768, alias="max_position_embeddings")
-    layer_types: tuple[str, ...]
-    """Kind of attention of each layer, as in config.json: full or sliding."""
+    layer_types: tuple[LayerType, ...]
+    sliding_window: Size | None = None
+    """Number of positions to which a sliding layer's query attends, its own position included; None without
+    sliding layers."""
+    causal: bool | None = None
+    """Whether attention inside a block is causal in every layer. None means that it is causal in sliding layers
+    and not in full ones."""
     block_size: Size = 16
     """Number of slots of a block; the first holds the last known token."""
     mask_token_id: NonNegativeInt
@@ -101,8 +111,19 @@ class BlockShape(VocabularyShape):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Attention window of each layer in tokens; None for full attention."""
-        return (None,) * self.num_layers
+        """Attention window of each layer, in positions; None means full attention."""
+        return tuple(self.sliding_window if kind == SLIDING else None for kind in self.layer_types)
+
+    @property
+    def causality(self) -> tuple[bool, ...]:
+        """Whether attention inside a block is causal, for each layer."""
+        return tuple(kind == SLIDING if self.causal is None else self.causal for kind in self.layer_types)
+
+    @property
+    def is_causal(self) -> bool | None:
+        """The same for all layers; None if the layers differ."""
+        values = set(self.causality)
+        return values.pop() if len(values) == 1 else None
 
     def tensor_shapes(self) -> Shapes:
         """Return the shape of every trained tensor of the backbone by name."""
@@ -142,12 +163,20 @@ class BlockShape(VocabularyShape):
         """
         both = fields | own
         depth = checked(_Depth, both.get("num_hidden_layers"), folder, "num_hidden_layers")
-        types = checked(tuple[str, ...], both.get("layer_types") or [FULL] * depth, folder, "layer_types")
+        types = checked(
+            tuple[LayerType, ...], both.get("layer_types") or [FULL] * depth, folder, "layer_types"
+        )
+        # Base configurations have a window that no layer uses.
+        window = both.get("swa_window_size", both.get("sliding_window")) if SLIDING in types else None
+        causal = fields.get("is_causal", own.get("causal"))
+        if all((kind == SLIDING) is causal for kind in types):
+            causal = None
         layers = read_layers((both, "eagle_aux_hidden_state_layer_ids"), (both, "target_layer_ids"), folder)
         if layers is None:  # as SGLang does: the default for as many features as layers
             key = "num_target_layers"
             layers = default_layers(checked(Size, both.get(key), folder, key), depth)
-        return {**own, **super().read_own(fields, own, folder), "layer_types": types, "layers": layers}
+        attention = {"layer_types": types, "sliding_window": window, "causal": causal}
+        return {**own, **super().read_own(fields, own, folder), **attention, "layers": layers}
 
     def fixed_fields(self) -> Json:
         """Return fields of a published draft's config.json for which only the given value is supported."""
@@ -163,6 +192,8 @@ class BlockShape(VocabularyShape):
             "output_multiplier": 1.0,
             "final_logit_softcapping": None,
             "num_hidden_layers": self.num_layers,
+            "is_causal": self.is_causal,
+            "causal": self.is_causal,
         }
 
     def problem(self) -> str | None:
@@ -170,6 +201,11 @@ class BlockShape(VocabularyShape):
         if self.mask_token_id >= self.target_vocab_size:
             return (
                 f"mask_token_id={self.mask_token_id} is not below the vocabulary's {self.target_vocab_size}"
+            )
+        window = self.sliding_window
+        if SLIDING in self.layer_types and (window is None or window < self.block_size):
+            return (
+                f"sliding layers with sliding_window={window}: at least a block, {self.block_size}, is needed"
             )
         return super().problem()
 
@@ -189,6 +225,10 @@ class BlockShape(VocabularyShape):
 
         ``tied``: whether the target's head and embedding share their weights. A reduced vocabulary has a head of
         its own, and ``draft_vocab_size`` is its number of rows.
+
+        vLLM 0.32 and SGLang 0.5.23 read ``is_causal`` first, for all layers at once. vLLM 0.26 and SGLang
+        0.5.16 do not know this field. Without it, all versions take sliding layers as causal and full layers
+        as not causal. Transformers drops a ``sliding_window`` that is not declared as used.
         """
         return {
             **head_fields(architecture, "qwen3", target),
@@ -201,6 +241,19 @@ class BlockShape(VocabularyShape):
             "num_target_layers": target.num_layers,
             **end_fields(self, target),
             "layer_types": list(self.layer_types),
+            "use_sliding_window": self.sliding_window is not None,
+            "sliding_window": self.sliding_window,
+            "max_window_layers": self.num_layers,
+            **({} if self.is_causal is None else {"is_causal": self.is_causal}),
+        }
+
+    @property
+    def nested_fields(self) -> Json:
+        """Fields of the nested object that drafts of all kinds have. vLLM 0.26 reads causality here alone."""
+        return {
+            "mask_token_id": self.mask_token_id,
+            "target_layer_ids": self.output_ids,
+            **({} if self.causal is None else {"causal": self.causal}),
         }
 
     @property

@@ -28,7 +28,7 @@ class BlockKernels(DecoderKernels):
     """The kernels that a backbone of blocks can use; a draft's subclass adds further kernels."""
 
     norm_rotate: Callable[[Tensor, Tensor, float, Angles], Tensor] = norm_rotate
-    block_attention: Callable[[Tensor, KeysValues, KeysValues, BlockLayout, int | None], Tensor] = (
+    block_attention: Callable[[Tensor, KeysValues, KeysValues, BlockLayout, int | None, bool], Tensor] = (
         block_attention
     )
 
@@ -47,5 +47,5 @@ class BlockKernels(DecoderKernels):
                 1e-5,
                 (angle.cos(), angle.sin()),
             ),
-            "block_attention": (queries, tuple(context), tuple(own), layout, 6),
+            "block_attention": (queries, tuple(context), tuple(own), layout, 6, True),
         }

@@ -1,0 +1,374 @@
+"""Drafts as others publish them, written by hand at a toy size: each converts bitwise both ways and trains on."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from spec_core import Draft, plugins
+from spec_core.errors import UsageError
+from spec_kit.layers import TargetOps
+from spec_kit.targets import read_target, read_target_tensors
+from spec_trainer.cli.commands.convert import convert_draft
+from spec_trainer.cli.commands.formats import read_format
+
+from .draft_batches import denominators, make_batch, random_documents
+from .draft_parts import CPU
+
+WIDTH, INNER, VOCABULARY, KEPT, HEAD_DIM = 32, 48, 97, 40, 8
+SIZES = {
+    "hidden_size": WIDTH, "intermediate_size": INNER, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": HEAD_DIM, "hidden_act": "silu", "rms_norm_eps": 1e-05, "max_position_embeddings": 256,
+    "vocab_size": VOCABULARY, "attention_bias": False, "attention_dropout": 0.0, "initializer_range": 0.02,
+    "use_cache": True,
+}  # fmt: skip
+LLAMA = {**SIZES, "model_type": "llama", "mlp_bias": False, "num_hidden_layers": 1, "rope_theta": 10000.0}
+QWEN3 = {**SIZES, "model_type": "qwen3", "num_hidden_layers": 2, "rope_scaling": None, "rope_theta": 10000.0}
+NEW_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rope_theta": None}
+SLIDING = {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}
+TAPS = [1, 3, 5]
+"""Outputs of the target's layers; what enters the next layer has a number one higher."""
+Shapes = dict[str, tuple[int, ...]]
+
+
+def speculators(algorithm: str, tokens: int, layer: dict[str, Any], **fields: object) -> dict[str, Any]:
+    method = {
+        "accept_tolerance": 0.0,
+        "proposal_type": "greedy",
+        "speculative_tokens": tokens,
+        "verifier_accept_k": 1,
+    }
+    return {
+        "speculators_config": {
+            "algorithm": algorithm,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "meta-llama/Llama"},
+        },
+        "speculators_model_type": algorithm,
+        "transformer_layer_config": layer,
+        **fields,
+    }  # fmt: skip
+
+
+def layer(name: str, inputs: int, *norms: str, heads: bool = False) -> Shapes:
+    """Names and shapes of a decoder layer. ``norms``: those of the width; ``heads``: whether heads are normed."""
+    rows = {"q": 4, "k": 2, "v": 2}
+    return {
+        **{f"{name}.self_attn.{kind}_proj.weight": (n * HEAD_DIM, inputs) for kind, n in rows.items()},
+        f"{name}.self_attn.o_proj.weight": (WIDTH, 4 * HEAD_DIM),
+        **({f"{name}.self_attn.{kind}_norm.weight": (HEAD_DIM,) for kind in "qk"} if heads else {}),
+        f"{name}.mlp.gate_proj.weight": (INNER, WIDTH),
+        f"{name}.mlp.up_proj.weight": (INNER, WIDTH),
+        f"{name}.mlp.down_proj.weight": (WIDTH, INNER),
+        **{
+            f"{name}.{norm}.weight": (WIDTH,)
+            for norm in ("input_layernorm", "post_attention_layernorm", *norms)
+        },
+    }
+
+
+def chain(first: str, *, heads: bool = False, **others: tuple[int, ...]) -> Shapes:
+    """An Eagle3 draft of one layer, whose vocabulary is reduced."""
+    return {
+        "fc.weight": (WIDTH, 3 * WIDTH),
+        **layer(first, 2 * WIDTH, "hidden_norm", heads=heads),
+        "norm.weight": (WIDTH,),
+        "lm_head.weight": (KEPT, WIDTH),
+        **{f"{name}.weight": shape for name, shape in others.items()},
+    }
+
+
+def block(prefix: str = "", **others: tuple[int, ...]) -> Shapes:
+    """A draft of two layers that guesses blocks."""
+    own = {"fc.weight": (WIDTH, 3 * WIDTH), "hidden_norm.weight": (WIDTH,), "norm.weight": (WIDTH,)}
+    layers = layer("layers.0", WIDTH, heads=True) | layer("layers.1", WIDTH, heads=True)
+    return {f"{prefix}{name}": shape for name, shape in (own | layers | others).items()}
+
+
+CONVOLUTIONS = {
+    f"layers.{index}.{part}_conv.{name}": shape
+    for index in range(2)
+    for part in ("attention", "mlp")
+    for name, shape in {"base_kernel": (2, 2, WIDTH), "kernel_projection.weight": (16, WIDTH)}.items()
+}
+SELECTOR = {
+    "candidate_selector.predecessor_codebook": (VOCABULARY, 6),
+    "candidate_selector.successor_codebook": (VOCABULARY, 6),
+    "candidate_selector.hidden_projection.weight": (6, WIDTH),
+}
+DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 5}
+MARKOV = {
+    "markov_rank": 6, "markov_head_type": "vanilla", "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}  # fmt: skip
+
+
+def heads(rows: int) -> Shapes:
+    return {
+        "markov_head.markov_w1.weight": (VOCABULARY, 6),
+        "markov_head.markov_w2.weight": (rows, 6),
+        "confidence_head.proj.weight": (1, WIDTH + 6),
+        "confidence_head.proj.bias": (1,),
+    }
+
+
+@dataclass(frozen=True)
+class Layout:
+    algorithm: str
+    fields: dict[str, Any]
+    shapes: Shapes
+    copies: frozenset[str] = frozenset()
+    """Copies of the target's embedding and head, which are not the draft's."""
+    is_reduced: bool = False
+    changed: dict[str, Any] = field(default_factory=dict)
+    """Fields that a converted folder has otherwise, because engines read them in another way or not at all."""
+
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+LAYOUTS = {
+    "EAGLE, Llama 3.1 8B": Layout(
+        "eagle3",
+        {**LLAMA, "architectures": ["LlamaForCausalLM"], "draft_vocab_size": KEPT, "torch_dtype": "float16",
+         "bos_token_id": 1, "eos_token_id": 2, "pretraining_tp": 1, "tie_word_embeddings": False},
+        chain("midlayer"),
+        is_reduced=True,
+        changed={"architectures": ["LlamaForCausalLMEagle3"], "torch_dtype": "float32"},
+    ),
+    "SpecForge, Qwen3 8B": Layout(
+        "eagle3",
+        {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": KEPT, "rope_scaling": None,
+         "eagle_config": {"eagle_aux_hidden_state_layer_ids": TAPS}, "fc_norm": True, "norm_output": True},
+        chain("midlayer", **{f"fc_norm.{index}": (WIDTH,) for index in range(3)}),
+        is_reduced=True,
+        changed={"eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": TAPS}},
+    ),
+    "AngelSlim, Qwen3 1.7B": Layout(
+        "eagle3",
+        {**LLAMA, "architectures": ["Eagle3LlamaForCausalLM"], "draft_vocab_size": KEPT, "max_window_layers": 28,
+         "aux_hidden_states_layer_ids": TAPS, "sliding_window": None, "use_sliding_window": False},
+        chain("midlayer", embed_tokens=(VOCABULARY, WIDTH)),
+        frozenset({EMBEDDING}),
+        is_reduced=True,
+        changed={"architectures": ["LlamaForCausalLMEagle3"]},
+    ),
+    "RedHat, Qwen3 8B": Layout(
+        "eagle3",
+        speculators("eagle3", 5, {**LLAMA, "rope_scaling": None, "pretraining_tp": 1}, norm_before_residual=True,
+                    architectures=["Eagle3Speculator"], draft_vocab_size=KEPT, target_hidden_size=None,
+                    has_no_defaults_at_init=False, speculators_version="0.1.0.dev42", torch_dtype="bfloat16"),
+        chain("layers.0", embed_tokens=(VOCABULARY, WIDTH)),
+        frozenset({EMBEDDING}),
+        is_reduced=True,
+    ),
+    "RedHat, gpt-oss 20B": Layout(
+        "eagle3",
+        speculators("eagle3", 3, LLAMA, norm_before_residual=True, norm_before_fc=True, draft_vocab_size=KEPT,
+                    architectures=["Eagle3DraftModel"], eagle_aux_hidden_state_layer_ids=None,
+                    embed_requires_grad=False, target_hidden_size=None),
+        chain("layers.0", input_norm=(3 * WIDTH,)),
+        is_reduced=True,
+    ),
+    "speculators, Eagle 3.1 with Qwen3's layers": Layout(
+        "eagle3",
+        speculators("eagle3", 5, {**QWEN3, "num_hidden_layers": 1, "layer_types": ["full_attention"]},
+                    architectures=["Eagle3DraftModel"], draft_vocab_size=KEPT, norm_before_residual=False,
+                    norm_before_fc=False, fc_norm=True, norm_output=True, eagle_aux_hidden_state_layer_ids=[2, 4, 6]),
+        chain("layers.0", heads=True, **{f"fc_norm.{index}": (WIDTH,) for index in range(3)}),
+        is_reduced=True,
+    ),
+    "z-lab, Qwen3 8B, DFlash": Layout(
+        "dflash",
+        {**QWEN3, "architectures": ["DFlashDraftModel"], "block_size": 4, "num_target_layers": 8, "dtype": "bfloat16",
+         "dflash_config": {"mask_token_id": 90, "target_layer_ids": TAPS}, "tie_word_embeddings": False,
+         "layer_types": ["full_attention"] * 2, "sliding_window": None, "use_sliding_window": False},
+        block(),
+        changed={"dtype": "float32", "dflash_config": {
+            "block_size": 4, "mask_token_id": 90, "target_layer_ids": TAPS}},
+    ),
+    "z-lab, Qwen3.5 4B, DFlash": Layout(
+        "dflash",
+        {**QWEN3, **NEW_ROPE, **SLIDING, "architectures": ["DFlashDraftModel"], "num_target_layers": 8,
+         "dflash_config": {"block_size": 4, "mask_token_id": 90, "target_layer_ids": TAPS},
+         "layer_types": ["sliding_attention", "full_attention"]},
+        block("model."),
+    ),
+    "z-lab, Qwen3.8 27B, DFlash2": Layout(
+        "dflash2",
+        {**QWEN3, **NEW_ROPE, **SLIDING, "architectures": ["DFlash2DraftModel"], "num_target_layers": 8,
+         "is_causal": False, "layer_types": ["sliding_attention"] * 2, "tie_word_embeddings": False,
+         "dflash_config": {"block_size": 4, "mask_token_id": 90, "target_layer_ids": TAPS, **DFLASH2}},
+        block(**CONVOLUTIONS, **SELECTOR),
+        changed={"dflash_config": {
+            "block_size": 4, "mask_token_id": 90, "target_layer_ids": TAPS, "causal": False, **DFLASH2}},
+    ),
+    "DeepSpec, Qwen3 8B, DSpark": Layout(
+        "dspark",
+        {**QWEN3, **MARKOV, "architectures": ["Qwen3DSparkModel"], "block_size": 4, "num_target_layers": 8,
+         "mask_token_id": 90, "target_layer_ids": TAPS, "layer_types": ["full_attention"] * 2, "num_anchors": 512,
+         "tie_word_embeddings": False},
+        block(**heads(VOCABULARY), **{EMBEDDING: (VOCABULARY, WIDTH), HEAD: (VOCABULARY, WIDTH)}),
+        frozenset({EMBEDDING, HEAD}),
+    ),
+    "RedHat, GLM 5.2, DSpark": Layout(
+        "dspark",
+        speculators("dspark", 3, {**QWEN3, **NEW_ROPE}, **MARKOV, architectures=["DSparkDraftModel"], block_size=4,
+                    mask_token_id=90, draft_vocab_size=VOCABULARY, aux_hidden_state_layer_ids=[2, 4, 6],
+                    max_anchors=1024, tie_word_embeddings=False),
+        block(**heads(VOCABULARY)),
+    ),
+    "speculators, Llama 3.2 1B, DSpark": Layout(
+        "dspark",
+        speculators("dspark", 4, {**QWEN3, **SLIDING, "layer_types": ["sliding_attention"] * 2}, **MARKOV,
+                    architectures=["DSparkDraftModel"], block_size=4, mask_token_id=90, draft_vocab_size=KEPT,
+                    aux_hidden_state_layer_ids=[2, 4, 6], sample_from_anchor=True, sliding_window_non_causal=False),
+        block(**heads(KEPT), **{EMBEDDING: (VOCABULARY, WIDTH), HEAD: (KEPT, WIDTH)}),
+        frozenset({EMBEDDING}),
+        is_reduced=True,
+    ),
+    "speculators, DFlash": Layout(
+        "dflash",
+        speculators("dflash", 3, {**QWEN3, **SLIDING, "layer_types": ["sliding_attention"] * 2}, block_size=4,
+                    architectures=["DFlashDraftModel"], mask_token_id=90, draft_vocab_size=KEPT,
+                    aux_hidden_state_layer_ids=[2, 4, 6], sample_from_anchor=False, sliding_window_non_causal=True),
+        block(**{HEAD: (KEPT, WIDTH)}),
+        is_reduced=True,
+    ),
+    "speculators, P-EAGLE": Layout(
+        "peagle",
+        speculators("peagle", 3, LLAMA, architectures=["PEagleDraftModel"], mask_token_id=90, draft_vocab_size=KEPT,
+                    norm_before_residual=False, eagle_aux_hidden_state_layer_ids=[2, 4, 6]),
+        chain("layers.0") | {"mask_hidden": (1, 1, 3 * WIDTH)},
+        is_reduced=True,
+    ),
+}  # fmt: skip
+REFUSED = {
+    "speculators 0.9, Eagle3 with windows": (
+        "RedHat, Qwen3 8B",
+        {"transformer_layer_config": {**LLAMA, **SLIDING, "layer_types": ["sliding_attention"]}},
+        "layer_types has sliding_attention, and a chain is trained and tried here with full attention alone",
+    ),
+    "speculators, DFlash whose first slot guesses": (
+        "speculators, DFlash",
+        {"sample_from_anchor": True},
+        "sample_from_anchor=True: expected False",
+    ),
+    "speculators, MTP": (
+        "RedHat, Qwen3 8B",
+        {"speculators_model_type": "mtp"},
+        "it is in the layout of speculators, of the algorithm 'mtp'",
+    ),
+}
+TRAINED = {
+    "eagle3": {"num_steps": 3},
+    "peagle": {"num_guesses": 3},
+    "dflash": {"anchor_share": 1.0},
+    "dflash2": {"anchor_share": 1.0},
+    "dspark": {"anchor_share": 1.0},
+}
+
+
+@pytest.fixture(scope="module")
+def target(make_target):
+    return read_target(make_target("llama"))
+
+
+def write(layout, target, folder, **changed):
+    """Write the folder as it would be published, of random weights."""
+    torch.manual_seed(0)
+    frozen = read_target_tensors(target)
+    tensors = {name: torch.randn(shape) / shape[-1] ** 0.5 for name, shape in layout.shapes.items()}
+    ids = torch.cat([torch.arange(20), 20 + 3 * torch.arange(KEPT - 20)])
+    if layout.is_reduced:
+        tensors["d2t"] = ids - torch.arange(KEPT)
+        tensors["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill_(0, ids, value=True)
+    if EMBEDDING in layout.copies:
+        tensors[EMBEDDING] = frozen.embedding_VH.clone()
+    if HEAD in layout.copies or (HEAD in tensors and layout.algorithm in ("dflash", "dspark")):
+        tensors[HEAD] = frozen.head_VH[ids] if layout.is_reduced else frozen.head_VH.clone()
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**layout.fields, **changed}))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def read(folder):
+    return json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+
+
+def same(theirs, ours, changed):
+    """Fields of both have the same values. Null means that a field is absent."""
+    shared = {key: value for key, value in theirs.items() if value is not None and key in ours} | changed
+    assert {key: ours[key] for key in shared} == shared
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_it_converts_bitwise_both_ways(target, tmp_path, name):
+    layout = LAYOUTS[name]
+    theirs = write(layout, target, tmp_path / "theirs")
+    convert_draft(theirs, str(target.folder), tmp_path / "ours")
+    fields, tensors = read(theirs)
+    expected, found = {}, read(tmp_path / "ours")[1]
+    for stored, tensor in tensors.items():
+        own = stored.removeprefix("model.")
+        if stored not in layout.copies:
+            first = "midlayer." if layout.algorithm == "eagle3" else "layers.0."
+            expected[own.replace("layers.0.", first)] = tensor
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[own], tensor) for own, tensor in expected.items())
+    is_speculators = "speculators_model_type" in fields
+    wanted = read_format("speculators", ()) if is_speculators else None
+    convert_draft(tmp_path / "ours", str(target.folder), tmp_path / "back", wanted)
+    back, again = read(tmp_path / "back")
+    if not is_speculators:
+        same(fields, back, layout.changed)
+        assert again.keys() == found.keys()
+        assert all(torch.equal(again[own], tensor) for own, tensor in found.items())
+        return
+    kept = {stored for stored in tensors if stored not in layout.copies}
+    assert again.keys() == kept
+    assert all(torch.equal(again[stored], tensors[stored]) for stored in kept)
+    named = (
+        "architectures",
+        "speculators_version",
+        "speculators_config",
+        "transformer_layer_config",
+        "torch_dtype",
+    )
+    same({key: value for key, value in fields.items() if key not in named}, back, {})
+    same(fields["transformer_layer_config"], back["transformer_layer_config"], {})
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_it_drafts_and_trains_on(target, tmp_path, name):
+    algorithm = LAYOUTS[name].algorithm
+    theirs = write(LAYOUTS[name], target, tmp_path / "theirs")
+    plugin, frozen = plugins.load(Draft, algorithm), read_target_tensors(target)
+    draft = plugin(plugin.Config(name=algorithm, init_from=theirs, **TRAINED[algorithm]))
+    module, ops = draft.build(target, frozen, None), TargetOps(target, frozen, CPU, torch.float32)
+    documents = random_documents(target, [12, 9], 1, len(draft.required_features(target).layers))
+    proposer = draft.proposer(module, ops)
+    proposer.extend(documents[0].ids[1:].tolist(), documents[0].states[:-1])
+    assert len(proposer.propose(3, 0.0, torch.Generator()).token_ids) == 3
+    step = make_batch(documents, [0, 0]), denominators(draft, documents), ops
+    optimizer, losses = torch.optim.SGD(module.parameters(), lr=1e-3), []
+    for _ in range(2):
+        loss = module(*step).loss
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert all(parameter.grad.any() for parameter in module.parameters())
+    assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_in_one_line(target, tmp_path, name):
+    layout, changed, line = REFUSED[name]
+    theirs = write(LAYOUTS[layout], target, tmp_path / "theirs", **changed)
+    with pytest.raises(UsageError, match=rf"\A[^\n]*{line}[^\n]*\Z"):
+        convert_draft(theirs, str(target.folder), tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
