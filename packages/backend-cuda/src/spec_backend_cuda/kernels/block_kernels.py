@@ -46,7 +46,7 @@ def _add(total, top, weight, score, v):
     return total, wider, weight * fade + tl.sum(p, 1)
 
 
-@triton.jit(do_not_specialize=["num_blocks", "tokens"])
+@triton.jit(do_not_specialize=["anchor", "start", "num_blocks", "tokens"])
 def blocks_forward(
     q, key, value, own_key, own_value, out, lse, anchor, start, num_blocks, tokens, kv_heads, window, scale,
     SLIDING: tl.constexpr, CAUSAL: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
@@ -127,7 +127,7 @@ def _query_gradient(
     return grad_query
 
 
-@triton.jit(do_not_specialize=["num_blocks", "tokens"])
+@triton.jit(do_not_specialize=["anchor", "start", "num_blocks", "tokens"])
 def own_backward(
     grad_out, q, key, value, own_key, own_value, out, lse, drift_out, grad_q, grad_own_key, grad_own_value,
     anchor, start, num_blocks, tokens, kv_heads, window, scale,
@@ -188,7 +188,7 @@ def own_backward(
     tl.store(grad_q + element, total * scale, mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=["num_blocks", "tokens"])
+@triton.jit(do_not_specialize=["anchor", "start", "num_blocks", "tokens"])
 def context_backward(
     grad_out, q, key, value, lse, drift, grad_keys, grad_values, anchor, start, first_seen, last_seen,
     num_blocks, tokens, kv_heads, window, scale,
