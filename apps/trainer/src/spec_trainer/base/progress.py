@@ -32,16 +32,18 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         title: str = "training",
         note: Callable[[Mapping[str, Any]], str] | None = None,
         unit: str = "step",
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare the display.
 
-        ``note`` formats a row of metrics; ``total_steps``: None if the end is unknown; ``unit``: the name of a step.
+        ``note`` formats a row of metrics; ``total_steps``: None if the end is unknown; ``unit``: the name of a step;
+        ``begun`` is called when the first step was made.
         """
         self._total = total_steps
         self._title, self._unit = title, unit
         self._waiting = Waiting(f"{title}, first {unit}")
         self._shown = ExitStack()
-        self._note = note or step_note
+        self._note, self._begun = note or step_note, begun
         self._last_line_s = 0.0
         self._first: tuple[int, float] | None = None
         console = Console(stderr=True)
@@ -62,7 +64,9 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         self._bar.update(self._task, completed=record["step"], note=note)
         self._waiting.begin(f"{self._title}, {self._unit} {record['step'] + 1}{self._of_all}")
         now = time.monotonic()
-        self._first = self._first or (record["step"], now)
+        if self._first is None:
+            self._first = (record["step"], now)
+            self._begun()
         last = record["step"] == self._total
         if self._bar.disable and (last or now - self._last_line_s >= _LINE_EVERY_S):
             self._last_line_s = now

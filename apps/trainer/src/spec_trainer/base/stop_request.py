@@ -25,7 +25,7 @@ class StopRequest(AbstractContextManager["StopRequest"]):
         """Create the object only; ``__enter__`` installs the signal handlers."""
         self.requested = False
         self._callback: Callable[[], None] | None = None
-        self._timer: threading.Timer | None = None
+        self._timers: list[threading.Timer] = []
         self._previous: dict[signal.Signals, object] = {}
 
     def on_request(self, callback: Callable[[], None]) -> None:
@@ -34,9 +34,10 @@ class StopRequest(AbstractContextManager["StopRequest"]):
 
     def request_after(self, seconds: float) -> None:
         """Request a stop after ``seconds``, unless the ``with`` block has ended by then."""
-        self._timer = threading.Timer(max(0.0, seconds), self._stop)
-        self._timer.daemon = True
-        self._timer.start()
+        timer = threading.Timer(max(0.0, seconds), self._stop)
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
 
     def __enter__(self) -> Self:
         """Install the handlers."""
@@ -48,8 +49,8 @@ class StopRequest(AbstractContextManager["StopRequest"]):
 
     def __exit__(self, *exc: object) -> None:
         """Restore the previous handlers."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in self._timers:
+            timer.cancel()
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

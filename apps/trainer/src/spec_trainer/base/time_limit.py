@@ -8,14 +8,21 @@ import time
 class TimeLimit:
     """A moment at which something has to end."""
 
-    def __init__(self, seconds: float) -> None:
-        """Set the moment ``seconds`` from now."""
-        self._end_s = time.monotonic() + seconds
+    def __init__(self, seconds: float, *, has_begun: bool = True) -> None:
+        """Set the moment ``seconds`` from now, or from the call of ``begin``."""
+        self._seconds = seconds
+        self._end_s: float | None = None
+        if has_begun:
+            self.begin()
+
+    def begin(self) -> None:
+        """Let the time run from now on."""
+        self._end_s = time.monotonic() + self._seconds
 
     @property
     def left_s(self) -> float:
         """Seconds that are left; negative afterwards."""
-        return self._end_s - time.monotonic()
+        return self._seconds if self._end_s is None else self._end_s - time.monotonic()
 
     @property
     def is_over(self) -> bool:

@@ -3,7 +3,17 @@
 import pytest
 
 from spec_core.errors import ConfigError
-from spec_trainer.cli.target_quickstart.budget import ANSWERS, PROMPTS, REPORT, SHARES, time_for
+from spec_trainer.cli.target_quickstart.budget import (
+    ANSWERS,
+    COST,
+    FIGURES,
+    PROMPTS,
+    REPORT,
+    SHARES,
+    STARTS_S,
+    TRAINING,
+    time_for,
+)
 from spec_trainer.cli.target_quickstart.request import parse_budget
 
 
@@ -18,19 +28,37 @@ def test_other_budgets_are_refused(text):
         parse_budget(text)
 
 
-def test_all_stages_together_take_the_budget():
+def times(budget_s, starts_slowly):
     spent = {}
     for stage in SHARES:
-        spent[stage] = time_for(stage, 600, spent)
+        spent[stage] = time_for(stage, budget_s, spent, starts_slowly)
+    return spent
+
+
+def test_all_stages_together_take_the_budget():
+    spent = times(600, starts_slowly=False)
     assert sum(spent.values()) == pytest.approx(600)
     assert spent[PROMPTS] == pytest.approx(60)
 
 
+@pytest.mark.parametrize("budget_s", [60, 600, 6000])
+def test_starts_of_a_slow_engine_take_time_of_their_own(budget_s):
+    spent = times(budget_s, starts_slowly=True)
+    assert sum(spent.values()) == pytest.approx(budget_s)
+    assert spent[COST] == 0
+    scale = min(1, 0.7 * budget_s / sum(STARTS_S.values()))
+    worked = {stage: spent[stage] - scale * STARTS_S[stage] for stage in (ANSWERS, TRAINING, FIGURES)}
+    assert worked[TRAINING] / worked[ANSWERS] == pytest.approx(SHARES[TRAINING] / SHARES[ANSWERS])
+    assert worked[FIGURES] / worked[ANSWERS] == pytest.approx(SHARES[FIGURES] / SHARES[ANSWERS])
+
+
 def test_what_a_stage_leaves_goes_to_the_others():
-    alone = time_for(ANSWERS, 600, {PROMPTS: 60, "cost": 72})
-    assert time_for(ANSWERS, 600, {PROMPTS: 0, "cost": 0}) == pytest.approx(alone * 600 / 468)
+    alone = time_for(ANSWERS, 600, {PROMPTS: 60, COST: 72}, starts_slowly=False)
+    assert time_for(ANSWERS, 600, {PROMPTS: 0, COST: 0}, starts_slowly=False) == pytest.approx(
+        alone * 600 / 468
+    )
 
 
 def test_a_late_stage_gets_nothing_if_the_time_is_over():
     spent = {stage: 150.0 for stage in SHARES if stage != REPORT}
-    assert time_for(REPORT, 600, spent) == 0
+    assert time_for(REPORT, 600, spent, starts_slowly=False) == 0

@@ -77,6 +77,20 @@ def test_rounds_go_on_from_one_another(request_of, data, tmp_path, monkeypatch):
     assert more["draft"] == str(second / "run/draft")
 
 
+def test_an_engine_that_starts_slowly_is_not_started_to_measure_costs(
+    request_of, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(quickstart.Work, "starts_slowly", True)
+    summary = quickstart.run_target_quickstart(request_of(data=str(data)))
+    assert not (tmp_path / "out/breakdown.json").exists()
+    (row,), (alone,) = summary["breakdown"]["rounds"], summary["throughput"]
+    tau = summary["greedy"]["acceptance_length"]
+    assert row["break_even"] == pytest.approx(
+        tau * alone["tokens_per_s_without_draft"] / alone["tokens_per_s"]
+    )
+    assert summary["breakdown"]["verdict"] in (tmp_path / "out/report.html").read_text()
+
+
 def test_without_data_the_target_writes_the_prompts(request_of, tmp_path):
     summary = quickstart.run_target_quickstart(request_of())
     prompts = rows_of(tmp_path / "out/round-1/prompts.jsonl") + rows_of(tmp_path / "out/held_out.jsonl")

@@ -29,11 +29,15 @@ log = logging.getLogger(__name__)
 
 
 def run_training(
-    spec: RunSpec, limit: TimeLimit | None = None, more_steps: str | None = None
+    spec: RunSpec,
+    limit: TimeLimit | None = None,
+    more_steps: str | None = None,
+    steps_limit: TimeLimit | None = None,
 ) -> dict[str, Any]:
     """Train the draft, export it, and return the summary; resume if the run directory has checkpoints.
 
-    ``limit``: raise Interrupted after the step that is under way then, as when a user stops the command.
+    ``limit``: raise Interrupted after the step that is under way then, as when a user stops the command;
+    ``steps_limit``: likewise, but its time begins after the first step.
     ``more_steps``: what a user has to do for more steps, if not to set configuration keys.
     """
     check_servers(spec)
@@ -53,7 +57,7 @@ def run_training(
         start, asked, restarts = checkpoints.first, spec, spec.config.train.restarts
         for restart in range(restarts):
             try:
-                return _train_from(start, spec, stop)
+                return _train_from(start, spec, stop, steps_limit)
             except RunError as error:
                 if stop.requested:
                     raise
@@ -61,7 +65,7 @@ def run_training(
                 log.warning("%s; %s (%d of train.restarts=%d)", error, again, restart + 1, restarts)
                 start, before, spec = checkpoints.newest(), spec, asked.with_room()
                 _note_room(asked, before, spec)
-        return _train_from(start, spec, stop)
+        return _train_from(start, spec, stop, steps_limit)
 
 
 def _note_room(asked: RunSpec, before: RunSpec, now: RunSpec) -> None:
@@ -81,13 +85,21 @@ def _note_room(asked: RunSpec, before: RunSpec, now: RunSpec) -> None:
     )  # fmt: skip
 
 
-def _train_from(start: Path | None, spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
+def _train_from(
+    start: Path | None, spec: RunSpec, stop: StopRequest, steps_limit: TimeLimit | None
+) -> dict[str, Any]:
     """Train to the end, from the checkpoint ``start`` or from step 0."""
+
+    def begun() -> None:
+        if steps_limit is not None:
+            steps_limit.begin()
+            stop.request_after(steps_limit.left_s)
+
     spec = spec.starting_at(step_of(start) if start else 0)
     cut_records(spec.directory, spec.start_step)
     try:
         opened = inline_driver if spec.config.placement.kind == "inline" else worker_driver
-        with opened(spec, stop, StepProgress(spec.schedule.total_steps)) as driver:
+        with opened(spec, stop, StepProgress(spec.schedule.total_steps, begun=begun)) as driver:
             _train_by(driver, spec)
         return spec.directory.read_summary()
     finally:

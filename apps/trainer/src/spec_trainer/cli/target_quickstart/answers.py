@@ -49,9 +49,10 @@ def answer_round(
 
 def _answer(work: Work, one: Round, limit: TimeLimit) -> None:
     if not one.answer_settings.exists():  # a later call has to answer by the same ones
-        token_s = read_document(work.folder.cost)["token_ms"] / 1000
-        num_prompts = len(read_all(one.prompts))
-        longest = answer_tokens(limit.left_s, token_s, num_prompts, work.lengths.answer)
+        longest = work.lengths.answer
+        if work.folder.cost.exists():
+            token_s = read_document(work.folder.cost)["token_ms"] / 1000
+            longest = answer_tokens(limit.left_s, token_s, len(read_all(one.prompts)), longest)
         write_document(one.answer_settings, {"max_new_tokens": longest})
     request = RegenerationRequest(
         target=str(work.target.folder),

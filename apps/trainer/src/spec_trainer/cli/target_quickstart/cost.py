@@ -49,6 +49,21 @@ def measure_cost(work: Work, budget_s: float, limit: TimeLimit) -> dict[str, Any
     return {**measured, "verdict": verdict(measured["rounds"])}
 
 
+def cost_of(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cost that the document of ``evaluate`` shows, for the one number of guesses that it measured."""
+    (alone,), tau = figures["throughput"], figures["greedy"]["acceptance_length"]
+    token_ms, break_even = 1000 / alone["tokens_per_s_without_draft"], tau / alone["speedup"]
+    row = {
+        "num_draft_tokens": figures["num_draft_tokens"],
+        "round_ms": break_even * token_ms,
+        "target_ms": None,
+        "guesses_ms": None,
+        "break_even": break_even,
+        "acceptance_length": tau,
+    }
+    return {"concurrency": 1, "token_ms": token_ms, "rounds": [row], "verdict": verdict([row])}
+
+
 def can_pay(cost: Mapping[str, Any]) -> bool:
     """Return whether some number of guesses is worth its round if the target accepts all of them."""
     return bool(rounds_that_can_pay(cost["rounds"]))

@@ -20,17 +20,19 @@ _SAFETY = 0.6
 
 def measure_draft(work: Work, one: Round, limit: TimeLimit) -> dict[str, Any]:
     """Return the document of ``evaluate --json``, with the speed at one answer at a time."""
-    cost, num_prompts = read_document(work.folder.cost), len(read_all(work.folder.held_out))
-    # A token without a draft, and a round with it: the draft's guesses may all be wrong.
-    alone_s = (cost["token_ms"] + max(row["round_ms"] for row in cost["rounds"])) / 1000
-    fitting = int(_SAFETY * max(0.0, limit.left_s) / ((num_prompts + _BATCHED) * alone_s))
+    longest = _MOST_TOKENS
+    if work.folder.cost.exists():
+        cost, num_prompts = read_document(work.folder.cost), len(read_all(work.folder.held_out))
+        # A token without a draft, and a round with it: the draft's guesses may all be wrong.
+        alone_s = (cost["token_ms"] + max(row["round_ms"] for row in cost["rounds"])) / 1000
+        longest = int(_SAFETY * max(0.0, limit.left_s) / ((num_prompts + _BATCHED) * alone_s))
     request = EvaluationRequest(
         target=str(work.target.folder),
         draft_model=one.draft,
         prompts=work.folder.held_out,
         engine=work.engine,
         backend=work.machine.backend,
-        max_new_tokens=min(max(fitting, _FEWEST_TOKENS), _MOST_TOKENS),
+        max_new_tokens=min(max(longest, _FEWEST_TOKENS), _MOST_TOKENS),
         concurrency="1",
         seed=work.request.seed,
     )

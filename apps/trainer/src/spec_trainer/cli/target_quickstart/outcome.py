@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spec_trainer.cli.target_quickstart.cost import can_pay
+from spec_trainer.cli.target_quickstart.cost import can_pay, cost_of
 from spec_trainer.cli.target_quickstart.figures import expected_speedups
 from spec_trainer.cli.target_quickstart.folder import Round, read_document
 from spec_trainer.cli.target_quickstart.prompts import THE_TARGET
@@ -18,7 +18,8 @@ from spec_trainer.run.serving import serving_commands
 def outcome(work: Work, one: Round) -> dict[str, Any]:
     """Return the summary of a round whose figures were measured."""
     run, figures = resolved_run(work, one), read_document(one.figures)
-    cost, counts, recipe = (read_document(file) for file in (work.folder.cost, one.prompt_counts, one.recipe))
+    counts, recipe = read_document(one.prompt_counts), read_document(one.recipe)
+    cost = read_document(work.folder.cost) if work.folder.cost.exists() else cost_of(figures)
     speedups = expected_speedups(cost, figures["acceptance_per_position"])
     best = max(speedups, key=speedups.__getitem__, default=figures["num_draft_tokens"])
     few = few_steps_warning(run.config.train, run.schedule.total_steps, MORE_STEPS)

@@ -89,7 +89,8 @@ def _complete(work: Work, one: Round) -> None:
         spent = one.spent
         if stage in spent:
             continue
-        seconds, start = time_for(stage, one.budget_s, spent), time.monotonic()
+        seconds = time_for(stage, one.budget_s, spent, work.starts_slowly)
+        start = time.monotonic()
         log.info("%s: %s, %.0f s", one.root.name, _TITLES[stage], seconds)
         perform(TimeLimit(seconds))
         one.end_stage(stage, time.monotonic() - start)
@@ -126,7 +127,12 @@ def _collect_prompts(work: Work, one: Round, earlier: Sequence[Round], limit: Ti
 
 
 def _measure_cost(work: Work, one: Round, limit: TimeLimit) -> None:
-    """Measure once what a draft costs on this machine, and warn if none can pay."""
+    """Measure once what a draft costs on this machine, and warn if none can pay.
+
+    If the engine starts slowly, because it does so anew for each number of guesses, the draft's figures will say it.
+    """
+    if work.starts_slowly:
+        return
     if not work.folder.cost.exists():
         write_document(work.folder.cost, measure_cost(work, one.budget_s, limit))
     cost = read_document(work.folder.cost)

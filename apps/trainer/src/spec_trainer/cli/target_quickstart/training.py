@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 MORE_STEPS = "give a larger --budget, and the same command trains the draft further"
 """The advice to a user whose run has too few steps."""
 _TIMED_SHARE = 0.25
-"""Share of the time after which the steps so far say how many more there can be."""
+"""Share of the time, from the first step on, after which the steps so far say how many more there can be."""
+_MOST_TIMED = 0.6
+"""Share of the time after which they say it at the latest, however long the engine has taken to start."""
 _UNKNOWN_STEPS = 100_000
 """Number of steps of the run before its pace is known."""
 _SAFETY = 0.9
@@ -40,9 +42,9 @@ def train_draft(work: Work, one: Round, earlier: Sequence[Round], limit: TimeLim
     if "steps" not in read_document(one.recipe):
         _time_steps(work, one, limit)
     try:
-        run_training(resolved_run(work, one), TimeLimit(limit.left_s - _around_s(one)), MORE_STEPS)
+        run_training(resolved_run(work, one), TimeLimit(limit.left_s - _reserve_s(work, one)), MORE_STEPS)
     except Interrupted:
-        if limit.left_s > _around_s(one):  # the user has stopped it
+        if limit.left_s > _reserve_s(work, one):  # the user has stopped it
             raise
         _note_pace(one, _done_steps(one) + 1)
         run_training(resolved_run(work, one), more_steps=MORE_STEPS)
@@ -83,16 +85,17 @@ def _recipe(work: Work, one: Round, earlier: Sequence[Round]) -> dict[str, Any]:
 def _time_steps(work: Work, one: Round, limit: TimeLimit) -> None:
     """Train for a share of the time, and write down how many steps the rest allows."""
     log.info("timing training steps for %.0f s", _TIMED_SHARE * limit.left_s)
-    begin_s, timed = limit.left_s, TimeLimit(_TIMED_SHARE * limit.left_s)
+    begin_s, timed = limit.left_s, TimeLimit(_TIMED_SHARE * limit.left_s, has_begun=False)
+    most = TimeLimit(_MOST_TIMED * limit.left_s)
     try:
-        run_training(resolved_run(work, one), timed)
+        run_training(resolved_run(work, one), most, steps_limit=timed)
     except Interrupted:
-        if not timed.is_over:  # the user has stopped it
+        if not (timed.is_over or most.is_over):  # the user has stopped it
             raise
     step_s = _step_s(one)
     around_s = max(0.0, begin_s - limit.left_s - step_s * _done_steps(one))
-    more = int(_SAFETY * (limit.left_s - 2 * around_s) / step_s)
-    _note_pace(one, _done_steps(one) + max(1, more), step_s, around_s)
+    left_s = limit.left_s - around_s - (0.0 if work.starts_slowly else around_s)
+    _note_pace(one, _done_steps(one) + max(1, int(_SAFETY * left_s / step_s)), step_s, around_s)
     log.info("a step takes %.2f s: %d steps", step_s, read_document(one.recipe)["steps"])
 
 
@@ -102,6 +105,11 @@ def _note_pace(one: Round, steps: int, step_s: float | None = None, around_s: fl
     if step_s is not None:
         recipe |= {"step_s": step_s, "around_s": around_s, "save_every": max(1, int(_SAVE_EVERY_S / step_s))}
     write_document(one.recipe, recipe)
+
+
+def _reserve_s(work: Work, one: Round) -> float:
+    """Return the seconds that are left for a run that is too slow to be ended; none if it starts slowly."""
+    return 0.0 if work.starts_slowly else _around_s(one)
 
 
 def _around_s(one: Round) -> float:

@@ -47,6 +47,11 @@ class Work:
         return self.options.config.engine.name
 
     @property
+    def starts_slowly(self) -> bool:
+        """Whether the engine is a program of its own on an accelerator, where it compiles kernels as it starts."""
+        return not (self.machine.is_cpu or self.options.engine_type.abilities.in_process)
+
+    @property
     def lengths(self) -> Lengths:
         """The lengths of prompts and answers."""
         return lengths(self.target, self.machine)
