@@ -52,7 +52,13 @@ class TestPEagleDraft(DraftSuite):
     def draft(self) -> type[Draft]:
         return PEagleDraft
 
-    @pytest.fixture(params=[{}, {"segment_tokens": 5, "vocab_size": 40}], ids=["whole", "segments"])
+    @pytest.fixture(
+        params=[
+            {},
+            {"segment_tokens": 5, "vocab_size": 40, "norm_before_residual": True, "norm_before_fc": True},
+        ],
+        ids=["whole", "segments"],
+    )
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
         """Chains of as many guesses as the suite drafts, none of which is dropped."""
         return {"num_guesses": 3, "num_layers": 2, "retention": 1.0, **request.param}

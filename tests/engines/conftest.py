@@ -112,6 +112,8 @@ DRAFTS = {
     "peagle": [
         "draft.num_guesses=3",
         "draft.num_layers=2",
+        "draft.norm_before_residual=true",
+        "draft.norm_before_fc=true",
         "draft.retention=1.0",
         "draft.vocab_size=80",
         "train.lr=2e-3",

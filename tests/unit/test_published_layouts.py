@@ -240,8 +240,8 @@ LAYOUTS = {
     "speculators, P-EAGLE": Layout(
         "peagle",
         speculators("peagle", 3, LLAMA, architectures=["PEagleDraftModel"], mask_token_id=90, draft_vocab_size=KEPT,
-                    norm_before_residual=False, eagle_aux_hidden_state_layer_ids=[2, 4, 6]),
-        chain("layers.0") | {"mask_hidden": (1, 1, 3 * WIDTH)},
+                    norm_before_residual=True, norm_before_fc=True, eagle_aux_hidden_state_layer_ids=[2, 4, 6]),
+        chain("layers.0", input_norm=(3 * WIDTH,)) | {"mask_hidden": (1, 1, 3 * WIDTH)},
         is_reduced=True,
     ),
 }  # fmt: skip

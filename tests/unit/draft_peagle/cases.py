@@ -44,5 +44,7 @@ def run_dense(module, weights, documents, target: TargetSpec) -> Result:
         mask_token_id=shape.mask_token_id,
         num_guesses=config.num_guesses,
         loss=config.loss,
+        norm_before_residual=shape.norm_before_residual,
+        norm_before_fc=shape.norm_before_fc,
     )
     return dense_peagle(weights, documents, setting, reached)

@@ -22,6 +22,8 @@ class Setting(TargetSetting):
     mask_token_id: int
     num_guesses: int
     loss: str = "ce"
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
 
 
 @dataclass
@@ -54,7 +56,8 @@ def layer_output(
     """``token``: embeddings that the first layer sees beside the states."""
     x = rms(u if token is None else token, own["input_layernorm.weight"], setting.eps)
     if token is not None:
-        x = torch.cat([x, rms(u, own["hidden_norm.weight"], setting.eps)], -1)
+        normed = rms(u, own["hidden_norm.weight"], setting.eps)
+        x, u = torch.cat([x, normed], -1), normed if setting.norm_before_residual else u
     q, k, v = (
         (x @ own[f"self_attn.{kind}_proj.weight"].T).view(len(elements), -1, setting.head_dim)
         for kind in ("q", "k", "v")
@@ -76,7 +79,10 @@ def element_states(
     for a, d in elements:
         raw.append(document.states[a, :-1].flatten() if d == 0 else weights["mask_hidden"].flatten())
         tokens.append(int(document.ids[a + 1]) if d == 0 else setting.mask_token_id)
-    u = torch.stack(raw) @ weights["fc.weight"].T
+    inputs = torch.stack(raw)
+    if setting.norm_before_fc:
+        inputs = rms(inputs, weights["input_norm.weight"], setting.eps)
+    u = inputs @ weights["fc.weight"].T
     for index in range(setting.num_layers):
         token = None if index else setting.embedding[tokens]
         u = layer_output(weights_of(weights, f"layers.{index}."), u, token, elements, setting)

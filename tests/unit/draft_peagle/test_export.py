@@ -36,12 +36,12 @@ class TestPEagleFolder(DraftFolderSuite):
     cases = cases
     plain_options: ClassVar = {"vocab_size": 9}
     training: ClassVar = {"num_guesses": 4}
-    exports = ({"vocab_size": 9}, {})
+    exports = ({"vocab_size": 9}, {"norm_before_residual": True, "norm_before_fc": True})
     contradictions = (("num_layers", 3), ("vocab_size", 10))
     other_targets = (({"vocab_size": 31}, "made for vocabulary size 29, this target has 31"),)
     foreign = ({"architectures": ["DFlashDraftModel"]},)
     damaged = (
-        ({"norm_before_residual": True}, "norm_before_residual"),
+        ({"norm_before_fc": True}, "lacks input_norm.weight"),
         ({"fc_norm": True}, "fc_norm"),
         ({"pard_token": 29}, "mask_token_id=29 is not below"),
         ({"draft_vocab_size": 30}, "exceeds the target's 29"),

@@ -25,6 +25,7 @@ CASES = {
     "one layer": ({"num_layers": 1}, {}),
     "three layers in segments": ({"num_layers": 3, "segment_tokens": 4, "retention": 1.0}, {}),
     "a segment for each row": ({"segment_tokens": 1, "vocab_size": 9}, {}),
+    "norms of speculators": ({"norm_before_residual": True, "norm_before_fc": True, "segment_tokens": 4}, {}),
     "llama3 rope": ({}, {"rope": LLAMA3}),
     "scaled logits": ({}, {"logit_scale": 0.3}),
 }

@@ -17,11 +17,6 @@ LatentSize = Annotated[int | None, pydantic.Field(ge=1, exclude_if=lambda size: 
 """A size of multi-head latent attention. A run directory's configuration omits a size that is None."""
 
 
-Switch = Annotated[bool | None, pydantic.Field(exclude_if=lambda switch: switch is None)]
-"""A property of published drafts that fresh ones do not have by default. A run directory's configuration omits a
-switch that is None."""
-
-
 ImageEmbeddings = Literal["placeholder", "merged"]
 """Embeddings that a draft reads at the placeholder tokens of an image."""
 
@@ -65,12 +60,6 @@ class Eagle3Config(ChainConfig):
     norm_output: bool | None = True
     """EAGLE 3.1: whether the next step gets the state after the final norm. None means that it gets the state
     before the norm."""
-    norm_before_residual: Switch = None
-    """Whether the first layer's residual connection starts from the normed hidden state, as in drafts of
-    speculators. SGLang serves no such draft. None means no."""
-    norm_before_fc: Switch = None
-    """Whether all captured states together go through one RMS norm before ``fc``, as in drafts of speculators.
-    llama.cpp serves no such draft. None means no."""
-    qk_norm: Switch = None
+    qk_norm: bool | None = pydantic.Field(None, exclude_if=lambda switch: switch is None)
     """Whether each head of queries and of keys goes through an RMS norm, as in Qwen3. Only vLLM serves such a
     draft. None means no."""

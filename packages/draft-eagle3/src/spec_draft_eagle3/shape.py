@@ -29,8 +29,6 @@ class Eagle3Shape(ChainShape):
     num_layers: int = Field(1, ge=1, le=MOST_LAYERS, alias="num_hidden_layers")
     fc_norm: bool = False
     norm_output: bool = False
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
     qk_norm: bool = False
     """Whether queries and keys are normed. In config.json, the architecture's name says it."""
     images: ImageEmbeddings | None = Field(None, alias="image_embeddings")
@@ -56,18 +54,14 @@ class Eagle3Shape(ChainShape):
         h = self.hidden_size
         layer = self.layer_shapes(2 * h) | {"hidden_norm.weight": (h,)}
         chunks = range(self.num_captured) if self.fc_norm else ()
-        joined: Shapes = {"input_norm.weight": (self.num_captured * h,)} if self.norm_before_fc else {}
         return {
-            **joined,
-            "fc.weight": (h, self.num_captured * h),
+            **self.input_and_head_shapes(),
             **{f"midlayer.{name}": shape for name, shape in layer.items()},
             **{
                 f"layers.{index}.{name}": shape
                 for index in self.later_layers
                 for name, shape in self.layer_shapes(h).items()
             },
-            "norm.weight": (h,),
-            "lm_head.weight": (self.vocab_size, h),
             **{f"fc_norm.{chunk}.weight": (h,) for chunk in chunks},
         }
 
@@ -83,12 +77,9 @@ class Eagle3Shape(ChainShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the fields that are not named as here. Engines read ``norm_before_fc`` in either place."""
-        norms = {
-            "norm_before_fc": own.get("norm_before_fc", fields.get("norm_before_fc", False)),
-            "qk_norm": QWEN3_ARCHITECTURE in architectures(fields),
-        }
-        return super().read_own(fields, own, folder) | norms
+        """Return what every chain reads, and whether queries and keys are normed."""
+        is_normed = QWEN3_ARCHITECTURE in architectures(fields)
+        return super().read_own(fields, own, folder) | {"qk_norm": is_normed}
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
         """Return the shapes of untrained tensors that a folder must have, and of all that it may have.
@@ -100,7 +91,6 @@ class Eagle3Shape(ChainShape):
 
     def to_json(self, target: TargetSpec) -> Json:
         """Return the fields of config.json that both engines read."""
-        keys = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")
-        norms: Json = {key: getattr(self, key) for key in keys}
+        norms: Json = {"fc_norm": self.fc_norm, "norm_output": self.norm_output}
         named = (QWEN3_ARCHITECTURE, "qwen3") if self.qk_norm else (self.architecture, self.model_type)
         return self.chain_fields(*named, target, num_layers=self.num_layers, norms=norms)

@@ -82,6 +82,8 @@ class PEagleDraft(ChainDraft[PEagleConfig, PEagleShape]):
             vocab_size=options.vocab_size or target.vocab_size,
             mask_token_id=choose_mask_token(target) if mask_token_id is None else mask_token_id,
             captured=options.layers,
+            norm_before_residual=bool(options.norm_before_residual),
+            norm_before_fc=bool(options.norm_before_fc),
         )
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:

@@ -42,6 +42,10 @@ class PEagleLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
         self.hidden_norm = nn.RMSNorm(width, shape.norm_eps) if is_first else None
         self.post_attention_layernorm = nn.RMSNorm(width, shape.norm_eps)
+        self.normed_state = (
+            nn.Identity()
+        )  # hints name this submodule to sum gradients of the attention's input
+        self._starts_normed = is_first and shape.norm_before_residual
         self.self_attn = AttentionProjections(shape, 2 * width if is_first else width)
         self.mlp = Mlp(width, shape.intermediate_size, kernels.swiglu_mlp)
         self._head_dim, self._kernels = shape.head_dim, kernels
@@ -78,7 +82,7 @@ class PEagleLayer(nn.Module):
         *past: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return states, keys and values. ``past``: keys of earlier segments, then their values."""
-        rows, earlier = segment.stop - segment.first, len(past) // 2
+        rows, earlier, hidden_XH = segment.stop - segment.first, len(past) // 2, self.start(hidden_XH)
         masks = len(cos) - rows
         q, *keys_values = self.qkv((hidden_XH, embedded_XH), (cos, sin), asking)
         row_q, mask_q = q.split([len(q) - masks, masks])
@@ -94,6 +98,10 @@ class PEagleLayer(nn.Module):
         hidden_XH = _repeat_last(hidden_XH, len(cos)) if asking is None else take_rows(hidden_XH, asking)
         return self.finish(hidden_XH, attended), k, v
 
+    def start(self, hidden_XH: Tensor) -> Tensor:
+        """Return the states from which the residual connection starts; ``qkv`` and ``finish`` take these."""
+        return self.hidden_norm(hidden_XH) if self.hidden_norm and self._starts_normed else hidden_XH
+
     def qkv(
         self, states: tuple[Tensor, Tensor], angles: tuple[Tensor, Tensor], asking: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,7 +115,8 @@ class PEagleLayer(nn.Module):
         if self.hidden_norm is None:
             normed = self.input_layernorm(hidden_XH)
         else:
-            normed = torch.cat([self.input_layernorm(embedded_XH), self.hidden_norm(hidden_XH)], dim=-1)
+            state_XH = self.normed_state(hidden_XH if self._starts_normed else self.hidden_norm(hidden_XH))
+            normed = torch.cat([self.input_layernorm(embedded_XH), state_XH], dim=-1)
         attention, asked, query_angles = self.self_attn, normed, angles
         if asking is not None:
             asked, query_angles = take_rows(normed, asking), (angles[0][asking], angles[1][asking])
@@ -146,6 +155,7 @@ class PEagleModel(ChainModule):
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         width, inputs = shape.hidden_size, shape.num_captured * shape.hidden_size
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, inputs))
+        self.input_norm = (nn.RMSNorm if shape.norm_before_fc else nn.Identity)(inputs, eps=shape.norm_eps)
         self.fc = linear(inputs, width)
         self.layers = nn.ModuleList(
             PEagleLayer(shape, kernels, is_first=index == 0) for index in range(shape.num_layers)
@@ -226,11 +236,12 @@ class PEagleModel(ChainModule):
 
     def fuse(self, hidden_RNH: Tensor) -> Tensor:
         """Return the rows' hidden states for the first layer, [R, H], from the captured states."""
-        return self.fc(hidden_RNH.to(self.fc.weight.dtype).flatten(1))
+        return self.fc(self.input_norm(hidden_RNH.to(self.fc.weight.dtype).flatten(1)))
 
     def mask_states(self, num_masks: int) -> Tensor:
         """Return the mask tokens' hidden states for the first layer, [C, H]; all rows are equal."""
-        return self.fc(self.mask_hidden.squeeze(0).to(self.fc.weight.dtype)).expand(num_masks, -1)
+        hidden_1X = self.input_norm(self.mask_hidden.squeeze(0).to(self.fc.weight.dtype))
+        return self.fc(hidden_1X).expand(num_masks, -1)
 
     @property
     def decoder_layers(self) -> list[PEagleLayer]:

@@ -79,6 +79,7 @@ class PEagleProposer(BatchProposer):
         embedded_TH, angles = ops.embed(ids_T), module.rope.angles(position_T, hidden_TH.dtype)
         layers: list[list[KeysValues]] = []
         for index, layer in enumerate(module.decoder_layers):
+            hidden_TH = layer.start(hidden_TH)
             q, k, v = layer.qkv((hidden_TH, embedded_TH), angles)
             layers.append(extended_caches([p._caches[index] for p in proposers], k, v, counts))
             hidden_TH = layer.finish(hidden_TH, cached_attention(q, layers[-1], counts))

@@ -30,13 +30,13 @@ class PEagleShape(ChainShape):
         h = self.hidden_size
         shapes: Shapes = {
             "mask_hidden": (1, 1, self.num_captured * h),
-            "fc.weight": (h, self.num_captured * h),
+            **self.input_and_head_shapes(),
             "layers.0.hidden_norm.weight": (h,),
         }
         for index in range(self.num_layers):
             layer = self.layer_shapes(h if index else 2 * h)
             shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
-        return shapes | {"norm.weight": (h,), "lm_head.weight": (self.vocab_size, h)}
+        return shapes
 
     def parallel_hints(self) -> TensorParallelHints:
         """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` along its inputs.
@@ -46,7 +46,7 @@ class PEagleShape(ChainShape):
         """
         layers = (self.layer_hints(f"layers.{index}") for index in range(self.num_layers))
         hints = sum(layers, self.input_and_head_hints())
-        return replace(hints, enters=("layers.0.hidden_norm", *hints.enters), each_token=())
+        return replace(hints, enters=("layers.0.normed_state", *hints.enters), each_token=())
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
@@ -55,8 +55,7 @@ class PEagleShape(ChainShape):
 
     def fixed_fields(self) -> Json:
         """Return fields of a published draft's config.json for which only the given value is supported."""
-        norms = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-        return super().fixed_fields() | dict.fromkeys(norms, False)
+        return super().fixed_fields() | {"fc_norm": False, "norm_output": False}
 
     def problem(self) -> str | None:
         """Return why no draft can have this shape, or None."""

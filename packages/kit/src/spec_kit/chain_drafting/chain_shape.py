@@ -13,6 +13,7 @@ from spec_kit.drafting import (
     DecoderConfig,
     DistilledLoss,
     Json,
+    Shapes,
     VocabularyShape,
     checked,
     config_error,
@@ -47,6 +48,12 @@ class ChainConfig(DecoderConfig):
     vocab_size: int | None = Field(None, ge=1)
     """Size of the draft's vocabulary, which is the most frequent supervised tokens. None means the target's
     whole vocabulary."""
+    norm_before_residual: bool | None = Field(None, exclude_if=lambda switch: switch is None)
+    """Whether the first layer's residual connection starts from the normed hidden state, as in drafts of
+    speculators. SGLang serves no such draft. None means no."""
+    norm_before_fc: bool | None = Field(None, exclude_if=lambda switch: switch is None)
+    """Whether all captured states together go through one RMS norm before ``fc``, as in drafts of speculators.
+    llama.cpp serves no such draft. None means no."""
     layers: CapturedLayers | None = Field(None, min_length=1)
     """Ids of the target's residual streams that feed the draft; id k is the input of target layer k. None
     means 2, N // 2 and N − 3 for a target of N layers."""
@@ -59,6 +66,8 @@ class ChainShape(VocabularyShape):
 
     captured: tuple[int, ...] | None
     """Ids of the target layers whose input states are captured; None means the three default layers."""
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
 
     @property
     def num_captured(self) -> int:
@@ -69,6 +78,16 @@ class ChainShape(VocabularyShape):
         """Return the ids of the captured layers: the residual streams that enter these layers of the target."""
         n = num_target_layers
         return (2, n // 2, n - 3) if self.captured is None else self.captured
+
+    def input_and_head_shapes(self) -> Shapes:
+        """Return name and shape of the tensors before and after the layers."""
+        width, inputs = self.hidden_size, self.num_captured * self.hidden_size
+        return {
+            **({"input_norm.weight": (inputs,)} if self.norm_before_fc else {}),
+            "fc.weight": (width, inputs),
+            "norm.weight": (width,),
+            "lm_head.weight": (self.vocab_size, width),
+        }
 
     def input_and_head_hints(self) -> TensorParallelHints:
         """Return how tensor-parallel ranks divide the head, and ``fc`` along its inputs."""
@@ -82,10 +101,11 @@ class ChainShape(VocabularyShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the captured layers, as ``captured``, beside what every decoder layer reads.
+        """Return the captured layers, as ``captured``, and ``norm_before_fc``, beside what every decoder layer reads.
 
         At the top level of config.json (``fields``), the number k means the input of layer k. In the nested
-        section (``own``), k − 1 means the same state, as the output of layer k − 1.
+        section (``own``), k − 1 means the same state, as the output of layer k − 1. Engines read ``norm_before_fc``
+        in either place.
         """
         if "sliding_attention" in checked(list[str], fields.get("layer_types") or [], folder, "layer_types"):
             raise config_error(
@@ -95,7 +115,8 @@ class ChainShape(VocabularyShape):
             )
         outputs = (own, _LAYERS) if own.get(_LAYERS) else (fields, _ANGELSLIM_LAYERS)
         layers = read_layers((fields, _LAYERS), outputs, folder)
-        return super().read_own(fields, own, folder) | {"captured": layers}
+        joined = own.get("norm_before_fc", fields.get("norm_before_fc", False))
+        return super().read_own(fields, own, folder) | {"captured": layers, "norm_before_fc": joined}
 
     def fixed_fields(self) -> Json:
         """Return fields of a published draft's config.json for which only the given value is supported."""
@@ -127,8 +148,8 @@ class ChainShape(VocabularyShape):
             **decoder_fields(self),
             "mlp_bias": False,
             "tie_word_embeddings": False,
-            "norm_before_residual": False,
-            "norm_before_fc": False,
+            "norm_before_residual": self.norm_before_residual,
+            "norm_before_fc": self.norm_before_fc,
             **norms,
             **end_fields(self, target),
             "num_aux_hidden_states": len(layers),
