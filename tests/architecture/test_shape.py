@@ -20,7 +20,8 @@ MAX_FUNCTION_LINES = 60
 MAX_ABSTRACT_METHODS = 8
 
 PLUGIN_NAMES = (
-    "cuda|ascend|npu|cpu|eagle3|dflash2|dflash|dspark|mtp|peagle|vllm|sglang|hf|fsdp|megatron|nccl|hccl"
+    "cuda|ascend|npu|cpu|eagle3|dflash2|dflash|lilicorr|dspark|mtp|peagle|vllm|sglang|hf|fsdp|megatron|nccl|"
+    "hccl"
 )
 BRANCH_ON_A_NAME = re.compile(rf"[=!]= ?['\"]({PLUGIN_NAMES})['\"]|['\"]({PLUGIN_NAMES})['\"] ?[=!]=")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from spec_core import Draft, TargetSpec
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_dflash2.draft import DFlash2Draft
+from spec_draft_dflash2.lilicorr.draft import LiLiCorrDraft
 from spec_draft_dspark.draft import DSparkDraft
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_draft_mtp.draft import MtpDraft
@@ -104,6 +105,21 @@ class TestDFlash2Draft(BlockDraftSuite):
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
         """Blocks of as many guesses as the suite drafts."""
         sizes = {"conv_group_size": 8, "selector_rank": 8, "selector_top_k": 6}
+        return {"block_size": 4, "num_layers": 2, "anchor_share": 1.0, **sizes, **request.param}
+
+
+class TestLiLiCorrDraft(BlockDraftSuite):
+    @pytest.fixture
+    def draft(self) -> type[Draft]:
+        return LiLiCorrDraft
+
+    @pytest.fixture(
+        params=[{"conv_group_size": 8}, {"conv_kernel_size": 0, "margin_weight": 0.1, "soft_weight": 1.0}],
+        ids=["convolutions", "plain"],
+    )
+    def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
+        """Blocks of as many guesses as the suite drafts."""
+        sizes = {"lilicorr_hidden_size": 16, "lilicorr_candidate_topk": 8, "lilicorr_num_layers": 1}
         return {"block_size": 4, "num_layers": 2, "anchor_share": 1.0, **sizes, **request.param}
 
 

@@ -264,7 +264,7 @@ def test_export_of_what_is_no_checkpoint(command_line, place, peaked_target):
     [
         (
             (),
-            "(tried: dflash, dflash2, dspark, eagle3, mtp, peagle): its config.json",
+            "(tried: dflash, dflash2, dspark, eagle3, lilicorr, mtp, peagle): its config.json",
         ),
         (("--draft-model", "nowhere"), "draft nowhere is not a folder"),
         (("--target", "nowhere"), "target nowhere is not a folder"),

@@ -60,6 +60,10 @@ class BlockProposalSuite:
         target, config = self.target(), self.config(self.longest, options)
         return self.cases.Draft(config).proposer(self.cases.make_model(target, config), make_ops(target))
 
+    def model(self, guesses: int, options: dict[str, object]) -> Any:
+        """Return the module of the proposer's weights, for blocks of so many guesses."""
+        return self.cases.make_model(self.target(), self.config(guesses, options))
+
     def scores(
         self, module: Any, ops: TargetOps, states_KH: torch.Tensor, before_K: torch.Tensor
     ) -> torch.Tensor:
@@ -72,7 +76,7 @@ class BlockProposalSuite:
         """[K, V]: the training forward over the known tokens and then ``guesses``, in a block as long as these, the
         anchor at the last known one."""
         target = self.target()
-        module, ops = self.cases.make_model(target, self.config(len(guesses), options)), make_ops(target)
+        module, ops = self.model(len(guesses), options), make_ops(target)
         ids = torch.cat([document.ids[:KNOWN], torch.tensor(guesses)])
         extended = replace(
             document, ids=ids, states=document.states[: len(ids)], mask=torch.ones(len(ids)).bool()

@@ -21,7 +21,7 @@ from .draft_batches import (
     step_arguments,
 )
 from .draft_dflash.dense_reference import counted_slots
-from .draft_parts import LargestOutput, assert_gradients, gradients, make_ops, make_target, make_tensors
+from .draft_parts import LargestOutput, assert_gradients, gradients, make_target, make_tensors
 from .draft_steps import DraftStepSuite, assert_each_precision, assert_equals_the_reference
 
 
@@ -122,13 +122,10 @@ class BlockStepSuite(DraftStepSuite):
         documents = self.documents(config, lengths, 1, torch.float32)
         for document in documents:
             document.mask[:] = torch.arange(len(document.mask)) % 2 == 0
+        batch, counts, ops = step_arguments(self.cases.Draft(config), target, documents)
         for count in (0.0, 7.0):
             module.zero_grad()
-            output = module(
-                make_batch(documents, [0] * len(lengths)),
-                torch.tensor([count], dtype=torch.float64),
-                make_ops(target),
-            )
+            output = module(batch, torch.full_like(counts, count), ops)
             output.loss.backward()
             assert output.loss.item() == 0
             assert all(p.grad is not None and not p.grad.any() for p in module.parameters())

@@ -1,5 +1,6 @@
 """Two shards of the vocabulary, reduced through ``ops`` only, give the whole vocabulary's loss and gradients."""
 
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -9,6 +10,8 @@ from spec_core import LinearWeight
 from spec_draft_dflash.kernels import DFlashKernels
 from spec_draft_dflash.loss import BlockLoss
 from spec_draft_dflash2.draft import DFlash2Draft
+from spec_draft_dflash2.lilicorr.draft import LiLiCorrDraft
+from spec_draft_dflash2.lilicorr.loss import PathInputs, PathLoss
 from spec_draft_dflash2.loss import SelectorInputs, SelectorLoss
 from spec_draft_dspark.loss import GuessLoss, HeadInputs
 from spec_kit.block_drafting import (
@@ -25,6 +28,7 @@ from spec_kit.chain_drafting import ChainKernels, HeadLoss, SupervisedRows
 from .draft_batches import make_batch, random_documents
 from .draft_dflash2 import cases as dflash2_cases
 from .draft_dspark import cases as dspark_cases
+from .draft_lilicorr import cases as lilicorr_cases
 from .draft_parts import CPU, assert_shards_agree, make_target
 
 
@@ -80,6 +84,26 @@ def dflash2(ops, top_k):
     return step.output(loss, inputs), [tensor.grad for tensor in inputs.tensors]
 
 
+def lilicorr(ops, config, head):
+    """The path head's weights are whole on each shard."""
+    step, draw, head = BlockStep(guesses=3), drawing(), deepcopy(head)
+    states, anchors = (draw(*shape).requires_grad_() for shape in ((*step.places, 16), (step.places[0], 16)))
+    loss = PathLoss(
+        ops=ops,
+        head=head_of(ops, reduced=False),
+        kernels=BlockKernels(),
+        options=config,
+        shape=LiLiCorrDraft(config).shape(make_target()),
+        weight_S=guess_weights(3, 4.0),
+        path_head=head,
+    )
+    has_anchor = step.blocks.anchor_A > step.blocks.start_A
+    denominators = torch.tensor([7.0, 9.0], dtype=torch.float64)
+    output = loss(PathInputs(states, anchors, has_anchor), step.batch, step.blocks, denominators)
+    output.loss.backward()
+    return output, [states.grad, anchors.grad, *(weight.grad for weight in head.parameters())]
+
+
 def dspark(ops, confidence, reduced):
     """W2's gradient is of the local rows, placed at their tokens."""
     step, draw, rank = BlockStep(guesses=4), drawing(), dspark_cases.RANK
@@ -123,6 +147,15 @@ def test_shards_of_dflash_agree_with_the_whole(kind, reduced):
 def test_shards_of_dflash2_agree_with_the_whole(cut, top_k):
     """Also where a shard has fewer tokens than there are candidates."""
     assert_shards_agree(partial(dflash2, top_k=top_k), cut)
+
+
+@pytest.mark.parametrize("cut", [17, 26])
+def test_shards_of_lilicorr_agree_with_the_whole(cut):
+    """Also where a shard has fewer tokens than there are candidates."""
+    options = {"lilicorr_candidate_topk": 16, "soft_weight": 0.6, "margin_weight": 0.3}
+    config = lilicorr_cases.make_config(**options)
+    head = lilicorr_cases.make_model(make_target(), config, torch.float64).lilicorr
+    assert_shards_agree(partial(lilicorr, config=config, head=head), cut)
 
 
 @pytest.mark.parametrize("reduced", [False, True])

@@ -15,7 +15,7 @@ from ..strategy_megatron.training import LIMIT_S, Run, draft_of, train
 from .same_training import assert_same
 from .shares import Case, divided_step, summed_steps
 
-DRAFTS = ("eagle3", "eagle3 whole", "eagle3 mla", "mtp", "dflash", "dflash2", "dspark")
+DRAFTS = ("eagle3", "eagle3 whole", "eagle3 mla", "mtp", "dflash", "dflash2", "lilicorr", "dspark")
 CHAINS = ("eagle3 whole", "mtp")
 """Drafts of which kernels are compared without checkpoints of their activations."""
 AGAIN = {"checkpoint_activations": True}

@@ -17,6 +17,7 @@ from safetensors.torch import save
 from spec_core import StepConfig, Strategy, no_kernel
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_dflash2.draft import DFlash2Draft
+from spec_draft_dflash2.lilicorr.draft import LiLiCorrDraft
 from spec_draft_dspark.draft import DSparkDraft
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_draft_mtp.draft import MtpDraft
@@ -60,6 +61,10 @@ DRAFTS = {
     "dflash2": (
         DFlash2Draft,
         {"block_size": 4, "num_layers": 2, "num_features": 3, "selector_rank": 8, "ce_weight": 0.5},
+    ),
+    "lilicorr": (
+        LiLiCorrDraft,
+        {"block_size": 4, "num_layers": 2, "num_features": 3, "lilicorr_hidden_size": 16, "soft_weight": 0.5},
     ),
     "dspark": (DSparkDraft, {"block_size": 4, "num_layers": 2, "num_features": 3, "markov_rank": 8}),
 }

@@ -1,4 +1,4 @@
-"""Define the options of the DFlash2 draft, which are the section ``draft`` of the configuration."""
+"""Define the options of drafts that choose among candidates, which are the section ``draft`` of the configuration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pydantic
 from spec_kit.block_drafting import BlockConfig
 
 
-class DFlash2Config(BlockConfig):
-    """Options of the DFlash2 draft.
+class CandidateConfig(BlockConfig):
+    """Options of a draft that chooses each guess among candidates: the tokens with the head's largest logits.
 
     An option that is None takes its value from the draft in the folder ``init_from``. Without a folder it
     takes the default named below. A run whose options contradict the folder is refused.
@@ -18,6 +18,23 @@ class DFlash2Config(BlockConfig):
 
     block_size: int | None = pydantic.Field(None, ge=2, le=1024)
     """Number of slots of a block: the last known token and block_size − 1 guesses. None means 8."""
+    gamma: float = pydantic.Field(4.0, gt=0)
+    """The loss of guess k is weighted by exp(−(k − 1) / gamma)."""
+    ce_weight: float = pydantic.Field(0.0, ge=0)
+    """Factor on the cross-entropies to the next tokens."""
+    soft_weight: float = pydantic.Field(1.0, ge=0)
+    """Factor on the cross-entropies to the target's distribution."""
+
+    @pydantic.model_validator(mode="after")
+    def _trains_something(self) -> Self:
+        if self.ce_weight == self.soft_weight == 0:
+            raise ValueError("ce_weight=0 and soft_weight=0 leave nothing that trains the guesses")
+        return self
+
+
+class DFlash2Config(CandidateConfig):
+    """Options of the DFlash2 draft."""
+
     conv_kernel_size: int | None = pydantic.Field(None, ge=1, le=1024)
     """Number of taps of the convolutions: one for the slot itself, and the others for the slots just before
     it. At most ``block_size``. None means 2."""
@@ -30,18 +47,5 @@ class DFlash2Config(BlockConfig):
     selector_top_k: int | None = pydantic.Field(None, ge=1)
     """Number of candidates of a guess: the tokens with the largest logits of the target's head. None means
     16."""
-
-    gamma: float = pydantic.Field(4.0, gt=0)
-    """The loss of guess k is weighted by exp(−(k − 1) / gamma)."""
-    ce_weight: float = pydantic.Field(0.0, ge=0)
-    """Factor on the cross-entropies to the next tokens."""
-    soft_weight: float = pydantic.Field(1.0, ge=0)
-    """Factor on the cross-entropies to the target's distribution."""
     selector_weight: float = pydantic.Field(1.0, ge=0)
     """Factor on the selector's cross-entropy, relative to the cross-entropy of the head."""
-
-    @pydantic.model_validator(mode="after")
-    def _trains_something(self) -> Self:
-        if self.ce_weight == self.soft_weight == 0:
-            raise ValueError("ce_weight=0 and soft_weight=0 leave nothing that trains the guesses")
-        return self

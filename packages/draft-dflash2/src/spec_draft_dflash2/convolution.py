@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_draft_dflash2.kernels import DFlash2Kernels
-    from spec_draft_dflash2.shape import DFlash2Shape
+    from spec_draft_dflash2.shape import CandidateShape
 
 
 class BlockConvolution(nn.Module):
@@ -26,7 +26,7 @@ class BlockConvolution(nn.Module):
     tap = constant + linear(the sub-layer's input before any convolution), both per channel.
     """
 
-    def __init__(self, shape: DFlash2Shape, kernels: DFlash2Kernels) -> None:
+    def __init__(self, shape: CandidateShape, kernels: DFlash2Kernels) -> None:
         """Start as the identity, so that a fresh draft computes the same as DFlash."""
         super().__init__()
         base_2KH = torch.zeros(2, shape.conv_kernel_size, shape.hidden_size)
@@ -45,3 +45,16 @@ class BlockConvolution(nn.Module):
         into_ABKG, out_ABKG = self.kernel_projection(x_ABH).unflatten(-1, (2, num_taps, -1)).unbind(-3)
         inner_ABH = sublayer(self._convolve(x_ABH, self.base_kernel[0], into_ABKG))
         return self._convolve(inner_ABH, self.base_kernel[1], out_ABKG)
+
+
+class NoConvolution(nn.Module):
+    """Stands for the convolutions of a draft that has none."""
+
+    def forward(self, x_ABH: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply ``sublayer``."""
+        return sublayer(x_ABH)
+
+
+def convolution(shape: CandidateShape, kernels: DFlash2Kernels) -> nn.Module:
+    """Return the convolutions around a sub-layer, if the draft has convolutions."""
+    return BlockConvolution(shape, kernels) if shape.conv_kernel_size else NoConvolution()

@@ -5,25 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from spec_draft_dflash2.candidate_draft import CandidateDraft
 from spec_draft_dflash2.config import DFlash2Config
-from spec_draft_dflash2.shape import ARCHITECTURE, OWN_FIELDS, DFlash2Shape
-from spec_kit.block_drafting import BlockDraft
+from spec_draft_dflash2.shape import DFlash2Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from torch import Tensor
-
     from spec_core import DraftConfig, TargetSpec
     from spec_core.records import ShardHints
-    from spec_draft_dflash2.kernels import DFlash2Kernels
     from spec_draft_dflash2.model import DFlash2Model
     from spec_draft_dflash2.proposer import DFlash2Proposer
     from spec_kit.drafting import Json
 
 
-class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
+class DFlash2Draft(CandidateDraft[DFlash2Config, DFlash2Shape]):
     """DFlash2 (z-lab/dflash): DFlash with convolutions along a block and a selector of candidates.
 
     The selector makes each guess depend on the previous guess. See ``spec_core.draft`` for the contract.
@@ -33,7 +30,7 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
     api_version: ClassVar[int] = 1
     Config: ClassVar[type[DraftConfig]] = DFlash2Config
     Shape = DFlash2Shape
-    architecture: ClassVar[str] = ARCHITECTURE
+    architecture: ClassVar[str] = DFlash2Shape.architecture
     speculators_type: ClassVar[str] = "dflash2"
     speculators_architecture: ClassVar[str] = "DFlash2DraftModel"
     small_run: ClassVar[Mapping[str, object]] = {
@@ -44,6 +41,7 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         "gamma": 2.0,  # the target accepts few guesses of a small draft
         "selector_top_k": 64,  # at a high temperature, 16 candidates hold too little of the distribution
     }
+    default_block_size: ClassVar[int] = 8
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {
         "vllm": "dflash",
@@ -61,14 +59,14 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` folder, translated to the names and values that engines read."""
         served = super().speculators_fields(fields, folder)
-        own = {name: fields[name] for name in OWN_FIELDS if name in fields}
+        own = {name: fields[name] for name in cls.Shape.own_fields if name in fields}
         return {**served, cls.Shape.nested: own | served[cls.Shape.nested]}
 
     @classmethod
     def to_speculators(cls, served: Json) -> Json:
         """Return the fields that ``speculators_fields`` reads."""
         own = served[cls.Shape.nested]
-        return {**super().to_speculators(served), **{name: own[name] for name in OWN_FIELDS}}
+        return {**super().to_speculators(served), **{name: own[name] for name in cls.Shape.own_fields}}
 
     def fresh_shape(self, target: TargetSpec) -> DFlash2Shape:
         """Return the shape of a new draft, from the options, their defaults and the target's sizes."""
@@ -76,34 +74,12 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         return DFlash2Shape.for_target(
             options,
             target,
-            # As z-lab's published drafts: sliding layers look both ways inside a block, too.
-            causal=None if options.sliding_window is None else False,
-            block_size=self._block_size,
             conv_kernel_size=options.conv_kernel_size or 2,
             conv_group_size=options.conv_group_size or 16,
             selector_rank=options.selector_rank or 256,
             selector_top_k=options.selector_top_k or 16,
             **self.fresh_fields(target),
         )
-
-    @property
-    def num_guesses(self) -> int:
-        """Number of guesses of a block: its slots minus one."""
-        return self._block_size - 1
-
-    @property
-    def guess_weights(self) -> Tensor:
-        """Weight in the loss of each of the S guesses of a block, float64 [S]."""
-        from spec_kit.block_drafting import guess_weights
-
-        return guess_weights(self.num_guesses, self.options.gamma)
-
-    @classmethod
-    def kernels(cls) -> type[DFlash2Kernels]:
-        """Return the kernels that the draft can use (D10)."""
-        from spec_draft_dflash2.kernels import DFlash2Kernels
-
-        return DFlash2Kernels
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
         """Return the backbone's hints, and name the selector as a module with one row for each token."""
@@ -116,7 +92,3 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         from spec_draft_dflash2.proposer import DFlash2Proposer
 
         return DFlash2Model, DFlash2Proposer
-
-    @property
-    def _block_size(self) -> int:
-        return self.options.block_size or 8

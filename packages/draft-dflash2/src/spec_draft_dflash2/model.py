@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spec_core import to_device_async
-from spec_draft_dflash2.convolution import BlockConvolution
+from spec_draft_dflash2.convolution import convolution
 from spec_draft_dflash2.loss import SelectorInputs, SelectorLoss
 from spec_draft_dflash2.selector import CandidateSelector
 from spec_kit.block_drafting import (
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_dflash2.config import DFlash2Config
     from spec_draft_dflash2.kernels import DFlash2Kernels
-    from spec_draft_dflash2.shape import DFlash2Shape
+    from spec_draft_dflash2.shape import CandidateShape, DFlash2Shape
     from spec_kit.block_drafting import Geometry, KeysValues
 
 
 class DFlash2Layer(BlockLayer):
-    """A decoder layer with convolutions around its attention and around its MLP."""
+    """A decoder layer with convolutions around its attention and around its MLP, if the shape has any."""
 
-    def __init__(self, shape: DFlash2Shape, index: int, kernels: DFlash2Kernels) -> None:
+    def __init__(self, shape: CandidateShape, index: int, kernels: DFlash2Kernels) -> None:
         """Make the layer with this index; its convolutions start as the identity."""
         super().__init__(shape, index, kernels)
-        self.attention_conv = BlockConvolution(shape, kernels)
-        self.mlp_conv = BlockConvolution(shape, kernels)
+        self.attention_conv = convolution(shape, kernels)
+        self.mlp_conv = convolution(shape, kernels)
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
         """Return the blocks' states after the layer. Only the slots are convolved, not the context."""

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Self
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from spec_core import Proposal
+from spec_draft_dflash2.candidates import Candidates, over_vocabulary
 from spec_draft_dflash2.model import DFlash2Model
-from spec_draft_dflash2.selector import Candidates, scores
+from spec_draft_dflash2.selector import scores
 from spec_kit.block_drafting import BlockProposer
 from spec_kit.drafting import Guesses
 
@@ -47,11 +48,6 @@ class DFlash2Proposer(BlockProposer):
                     found.id_RC.gather(1, score_BC.argmax(-1, keepdim=True)).squeeze(1), None
                 )
             else:
-                probs_BV = _over_vocabulary((score_BC / temperature).softmax(-1), found.id_RC, logits_BV)
+                probs_BV = over_vocabulary((score_BC / temperature).softmax(-1), found.id_RC, logits_BV)
                 token_B = guesses.add(guesses.draw(probs_BV), probs_BV)
         return guesses.proposals()
-
-
-def _over_vocabulary(prob_BC: Tensor, id_BC: Tensor, logits_BV: Tensor) -> Tensor:
-    """Return probabilities [B, V] over the vocabulary; every token that is no candidate has 0."""
-    return prob_BC.new_zeros(logits_BV.shape).scatter_(1, id_BC, prob_BC)

@@ -53,6 +53,9 @@ _SELECTOR_BLOCK = "DFlash2DraftModel"
 _KNOWS_SELECTORS = ">=0.5.19"
 _READS_ANCHORS = ">=0.5.19"
 """Versions that read whether the first slot of a ``_MARKOV_BLOCK`` makes a guess; earlier ones take it for one."""
+_PATH_BLOCK = "LiLiCorrDraftModel"
+"""Architecture name of a block draft whose guesses are a path through candidates."""
+_KNOWS_PATHS = ">=0.5.23"
 _SHIFTS_IMAGES = ">=0.5.20"
 """Versions that give a draft the embedding of each token, image tokens included, in the row before the token.
 Earlier versions give it in the token's own row if the prompt has images (``_draft_extend_for_prefill`` of
@@ -173,6 +176,11 @@ def version_needs(fields: Json) -> Iterator[tuple[str, str]]:
             )
     if fields.get(_IMAGES) == "merged":
         yield _SHIFTS_IMAGES, f"{_IMAGES}=merged, which SGLang serves as it was trained from 0.5.20 on"
+    if _PATH_BLOCK in architectures(fields):
+        yield (
+            _KNOWS_PATHS,
+            f"architecture {_PATH_BLOCK}, which was read in SGLang 0.5.23, not in earlier ones",
+        )
     if _SELECTOR_BLOCK in architectures(fields):
         yield _KNOWS_SELECTORS, f"architecture {_SELECTOR_BLOCK}, which SGLang reads from 0.5.19 on"
     if _anchor_is_silent(fields):
@@ -226,7 +234,7 @@ def _is_misnamed_chain(draft: ServedFolder) -> bool:
 
 
 def _is_block(draft: ServedFolder) -> bool:
-    return not draft.architectures.isdisjoint({_BLOCK, _MARKOV_BLOCK, _SELECTOR_BLOCK})
+    return not draft.architectures.isdisjoint({_BLOCK, _MARKOV_BLOCK, _SELECTOR_BLOCK, _PATH_BLOCK})
 
 
 def _names_layers_at_top_only(draft: ServedFolder) -> bool:

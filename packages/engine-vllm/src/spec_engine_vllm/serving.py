@@ -17,11 +17,11 @@ from spec_engine_vllm.server_counters import vllm_counters
 from spec_engine_vllm.serving_format import (
     check_vllm_folder,
     has_confidence_head,
-    problem_before_28,
     problem_on_cpu,
     problem_without_first_runner,
     serve_words,
     speculation_by_load,
+    version_need,
     vllm_command,
     vllm_problem,
 )
@@ -59,14 +59,14 @@ class VllmServing(Serving):
         if problem := vllm_problem(draft, target):
             raise ConfigError(problem)
         on_cpu = is_cpu_build()
-        needs_28 = problem_before_28(draft, target, is_cpu_build=on_cpu)
-        versions, needed_by = (f">=0.28,{BEFORE}", "this draft") if needs_28 else (VERSIONS, "this engine")
+        need = version_need(draft, target, is_cpu_build=on_cpu)
+        versions, needed_by = (f">={need[0]},{BEFORE}", "this draft") if need else (VERSIONS, "this engine")
         found = probe_version(versions, *DISTRIBUTIONS, needed_by=needed_by)
         if on_cpu and (problem := problem_on_cpu(draft, target)):
             reason = f"{problem}; for a GPU: pip install '{DISTRIBUTIONS[0]}{versions}'"
             return replace(found, ok=False, reason=reason)
         if not found.ok:
-            return found if needs_28 is None else replace(found, reason=f"{needs_28}; {found.reason}")
+            return found if need is None else replace(found, reason=f"{need[1]}; {found.reason}")
         needs_first_runner = problem_without_first_runner(draft, target)
         if needs_first_runner and not has_first_runner():
             return replace(found, ok=False, reason=needs_first_runner)

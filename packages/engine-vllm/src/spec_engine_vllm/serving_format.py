@@ -46,8 +46,8 @@ vLLM can serve has a name of ``_CHAINS`` and a mask token."""
 _BLOCKS = frozenset({"DFlashDraftModel"})
 _MARKOV_BLOCKS = frozenset({"Qwen3DSparkModel"})
 """Architecture names of block drafts whose guesses depend on each other through a Markov head."""
-_SELECTOR_BLOCKS = frozenset({"DFlash2DraftModel"})
-"""Architecture names of block drafts whose guesses are chosen one after the other by a selector."""
+_SELECTOR_BLOCKS, _PATH_BLOCKS = frozenset({"DFlash2DraftModel"}), frozenset({"LiLiCorrDraftModel"})
+"""Architecture names of block drafts whose guesses are chosen among candidates, by a selector or as a path."""
 _TEXT_HEADS = frozenset({"Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"})
 """Architecture names of text-only targets with an MTP head."""
 _UNNAMED_MARKOV_BLOCKS = frozenset({"DSparkDraftModel"})
@@ -149,9 +149,13 @@ def vllm_problem(draft: Draft, target: TargetSpec) -> str | None:
     return _problem(draft, target, _FLAWS)
 
 
-def problem_before_28(draft: Draft, target: TargetSpec, *, is_cpu_build: bool) -> str | None:
-    """Return why no vLLM (or no CPU build) before 0.28 serves the exports of ``draft``; None if one does."""
-    return _problem(draft, target, [*_BEFORE_28, *((_NO_LATENT_ON_CPU,) if is_cpu_build else ())])
+def version_need(draft: Draft, target: TargetSpec, *, is_cpu_build: bool) -> tuple[str, str] | None:
+    """Return from which vLLM on (or CPU build) the exports of ``draft`` are served, and why; None for every one."""
+    on_cpu = (_NO_LATENT_ON_CPU,) if is_cpu_build else ()
+    for version, flaws in (("0.32", (_UNKNOWN_PATH,)), ("0.28", (*_BEFORE_28, *on_cpu))):
+        if problem := _problem(draft, target, flaws):
+            return version, problem
+    return None
 
 
 def problem_on_cpu(draft: Draft, target: TargetSpec) -> str | None:
@@ -208,12 +212,8 @@ def _is_plainly_rotated(draft: ServedFolder) -> bool:
 
 
 def _is_block(draft: ServedFolder) -> bool:
-    known = _BLOCKS | _MARKOV_BLOCKS | _SELECTOR_BLOCKS
+    known = _BLOCKS | _MARKOV_BLOCKS | _SELECTOR_BLOCKS | _PATH_BLOCKS
     return _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(known)
-
-
-def _is_selector_block(draft: ServedFolder) -> bool:
-    return not draft.architectures.isdisjoint(_SELECTOR_BLOCKS)
 
 
 def _is_markov_block(draft: ServedFolder) -> bool:
@@ -351,9 +351,9 @@ _ON_CPU = (
         _is_markov_block,
     ),
     Flaw(
-        "its guesses are chosen by a selector, which needs vLLM's second model runner; vLLM's CPU build has the "
+        "its guesses are chosen among candidates, which needs vLLM's second model runner; vLLM's CPU build has the "
         "first one only",
-        _is_selector_block,
+        lambda draft: not draft.architectures.isdisjoint(_SELECTOR_BLOCKS | _PATH_BLOCKS),
     ),
 )
 """Flaws that only vLLM's CPU build has, in each version."""
@@ -365,7 +365,11 @@ _NEEDS_FIRST_RUNNER = Flaw(
 _UNKNOWN_SELECTOR = Flaw(
     "its architecture is DFlash2DraftModel, which vLLM knows from 0.28 on; earlier ones draft as DFlash, without the "
     "selector and the convolutions",
-    _is_selector_block,
+    lambda draft: not draft.architectures.isdisjoint(_SELECTOR_BLOCKS),
+)
+_UNKNOWN_PATH = Flaw(
+    "its architecture is LiLiCorrDraftModel, which was read in vLLM 0.32, not in earlier ones",
+    lambda draft: not draft.architectures.isdisjoint(_PATH_BLOCKS),
 )
 _FOREIGN_SIZES = Flaw(
     "it has multi-head latent attention and the target has another one, whose sizes vLLM before 0.28 takes for the "

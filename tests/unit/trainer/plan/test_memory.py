@@ -12,7 +12,7 @@ from spec_kit.targets import read_target_tensors
 from spec_trainer.plan.memory import RunSizes, rooms
 
 
-@pytest.mark.parametrize("draft", ["eagle3", "dflash", "dflash2", "dspark", "peagle"])
+@pytest.mark.parametrize("draft", ["eagle3", "dflash", "dflash2", "lilicorr", "dspark", "peagle"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_sizes_are_those_of_what_is_built(resolved, draft, optimizer):
     run = resolved(f"draft.name={draft}", f"optimizer.name={optimizer}")

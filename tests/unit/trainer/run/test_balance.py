@@ -19,7 +19,9 @@ from ....docs.recipes import CONFIGS, write_tensors
 
 MEASURED = Path(__file__).parents[4] / "benchmarks/results/h200-document-length.json"
 EAGLE3, DFLASH = ("eagle3", "Qwen/Qwen3-8B", 32000), ("dflash", "Qwen/Qwen3-8B")
-OTHERS = [(name, "Qwen/Qwen3-8B") for name in ("dspark", "dflash2", "peagle")] + [("mtp", "Qwen/Qwen3.5-27B")]
+OTHERS = [(name, "Qwen/Qwen3-8B") for name in ("dspark", "dflash2", "lilicorr", "peagle")] + [
+    ("mtp", "Qwen/Qwen3.5-27B")
+]
 
 
 @cache

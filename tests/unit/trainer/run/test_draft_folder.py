@@ -49,6 +49,7 @@ OPTIONS = {
         "num_layers": 2,
         **SMALL_SELECTOR,
     },
+    "lilicorr": {"block_size": 4, "num_layers": 2, "lilicorr_hidden_size": 16},
     "dspark": {"block_size": 3, "num_layers": 2, "markov_rank": 8},
     "peagle": {"num_layers": 2, "vocab_size": 40},
 }
@@ -299,11 +300,13 @@ def test_engines_say_before_there_is_a_folder_which_drafts_they_serve():
         VllmEngine.check_method(VllmConfig(name="vllm"), _Unnamed(plugin.Config(name="eagle3")))
 
 
-def test_a_selector_needs_a_vllm_that_knows_it_and_its_second_runner(export, target):
+def test_a_selector_needs_a_vllm_that_knows_it(export, target):
     folder = export("dflash2")
     with pytest.raises(ArtifactError, match=r"vLLM knows from 0\.28 on"):
         check_vllm_folder(folder, target, is_before_28=True)
-    with pytest.raises(ArtifactError, match="chosen by a selector, which needs vLLM's second model runner"):
+    with pytest.raises(
+        ArtifactError, match="chosen among candidates, which needs vLLM's second model runner"
+    ):
         check_vllm_folder(folder, target, is_cpu_build=True)
 
 

@@ -147,6 +147,10 @@ class BlockBackbone(VocabularyModule):
 
         Context-parallel ranks divide blocks and context: each computes the keys and values of its part.
         """
+        return self.slot_states(batch, blocks, ops, *self.surroundings(batch, blocks))
+
+    def surroundings(self, batch: DraftBatch, blocks: Blocks) -> tuple[Tensor, Geometry]:
+        """Return what blocks see: the context before its norm [C, H], of this rank alone, and the Geometry."""
         hidden_TNH, position_T, device = batch.hidden_TNH, batch.position_T, batch.input_ids_T.device
         anchor_A, start_A, seen_C = blocks.anchor_A, blocks.start_A, blocks.context_rows(batch)
         if len(seen_C) < WORTH_A_COPY * len(position_T):
@@ -159,23 +163,33 @@ class BlockBackbone(VocabularyModule):
         else:
             rows = ContextRows.evenly(len(position_T), batch)
             hidden_TNH, position_T = rows.take(hidden_TNH), rows.take(position_T)
-        context_CH = self.context(hidden_TNH)
+        fused_CH = self.fused(hidden_TNH)
         layout = BlockLayout(anchor_A, start_A, device)
-        geometry = self.geometry(layout, self.shape.block_size, position_T, context_CH.dtype)
-        geometry = replace(geometry, rows=rows)
-        known_A = batch.input_ids_T[to_device_async(blocks.anchor_A, device)]
+        geometry = self.geometry(layout, self.shape.block_size, position_T, fused_CH.dtype)
+        return fused_CH, replace(geometry, rows=rows)
+
+    def slot_states(
+        self, batch: DraftBatch, blocks: Blocks, ops: VocabularyOps, fused_CH: Tensor, geometry: Geometry
+    ) -> Tensor:
+        """Return the inputs of the head, [A, B, H], given the results of ``surroundings``."""
+        context_CH = self.hidden_norm(fused_CH)
+        known_A = batch.input_ids_T[to_device_async(blocks.anchor_A, fused_CH.device)]
         x_ABH = self.embed(known_A, self.shape.block_size, ops)
         for layer in self.decoder_layers:
             x_ABH = layer(x_ABH, context_CH, geometry, recompute=self.config.checkpoint_activations)
         return self.norm(x_ABH)
 
     def context(self, hidden_TNH: Tensor) -> Tensor:
-        """Return the context [T, H] that every layer attends to, computed from captured states.
+        """Return the context [T, H] that every layer attends to, computed from captured states."""
+        return self.hidden_norm(self.fused(hidden_TNH))
+
+    def fused(self, hidden_TNH: Tensor) -> Tensor:
+        """Return the context [T, H] before its norm.
 
         Captured layers beyond the first N, which the draft does not use, are ignored.
         """
         own = hidden_TNH[:, : len(self.shape.layers)].to(self.fc.weight.dtype)
-        return self.hidden_norm(self.fc(own.flatten(1)))
+        return self.fc(own.flatten(1))
 
     def embed(self, anchor_ids_A: Tensor, block_size: int, ops: VocabularyOps) -> Tensor:
         """Return the scaled embeddings [A, B, H] of blocks: the known token, then mask tokens."""

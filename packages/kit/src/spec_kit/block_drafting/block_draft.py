@@ -102,7 +102,10 @@ class BlockDraft(ServedDraft[C, S]):
     @property
     @abstractmethod
     def guess_weights(self) -> Tensor:
-        """Weight that each counted guess of a block adds to the loss's denominator, float64 [S]."""
+        """Weight that each counted guess of a block adds to a denominator of the loss, float64 [S].
+
+        A loss with D denominators has the weights [S, D].
+        """
 
     @property
     def needs_teacher(self) -> bool:
@@ -175,12 +178,12 @@ class BlockDraft(ServedDraft[C, S]):
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [1]: the sum of the weights of all guesses that count in the loss."""
+        """Return float64 [D]: sums of the weights of all guesses that count in the loss."""
         import torch
 
-        rule, reached_S = self.rule, self.guess_weights.cumsum(0)
-        shares = [reached_S[rule.draw(sample)[1] - 1].sum() for sample in supervision]
-        return sum(shares, torch.zeros((), dtype=torch.float64))[None]
+        rule, reached = self.rule, self.guess_weights.cumsum(0)
+        shares = [reached[rule.draw(sample)[1] - 1].sum(0) for sample in supervision]
+        return torch.atleast_1d(sum(shares, torch.zeros_like(reached[0])))
 
     def step_cost(self, target: TargetSpec) -> StepCost:
         """Return the cost of a sample (D15).

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from spec_draft_dflash2.selector import largest, sum_rows
+from spec_draft_dflash2.candidates import largest
+from spec_draft_dflash2.selector import sum_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
