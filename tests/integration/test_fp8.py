@@ -23,6 +23,7 @@ DRAFTS: dict[str, dict[str, object]] = {
     "eagle3": {"num_steps": 3, "vocab_size": 48, "num_layers": 2, "checkpoint_activations": True},
     "dflash": BLOCKS,
     "dflash2": {**BLOCKS, "selector_rank": 16},
+    "lilicorr": {**BLOCKS, "lilicorr_hidden_size": 16},
     "dspark": {**BLOCKS, "markov_rank": 16, "vocab_size": 48},
     "peagle": {"num_guesses": 3},
 }

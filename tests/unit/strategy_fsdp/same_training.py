@@ -3,6 +3,8 @@
 import pytest
 from safetensors.torch import load
 
+from ..strategy_megatron.training import LR
+
 TOLERANCE = 1e-5
 
 
@@ -18,4 +20,5 @@ def assert_same_weights(got, expected):
     assert mine.keys() == theirs.keys()
     for name, weight in theirs.items():
         difference = mine[name].double() - weight.double()
-        assert difference.norm() <= TOLERANCE * weight.double().norm(), name
+        # A weight that has moved by less than a step, such as a bias to which attention is blind, is mostly rounding.
+        assert difference.norm() <= TOLERANCE * weight.double().norm().clamp(min=LR), name
