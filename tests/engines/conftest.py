@@ -74,8 +74,9 @@ DRAFTS = {
         "train.lr=8e-3",
         "train.steps=150",
     ],
-    "eagle3, two layers": [
+    "eagle3, two layers, window": [
         "draft.num_layers=2",
+        "draft.sliding_window=8",
         "draft.num_steps=3",
         "draft.intermediate_size=256",
         "draft.norm_before_residual=true",

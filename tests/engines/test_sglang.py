@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from spec_testing.answer_checks import assert_guess_depths
 
 from ..captured_states import captured
 from ..transformers_target import Transformer
+from ..unit.draft_folders import edit_fields
 from .conftest import BATCH_TOKENS, NUM_DRAFT_TOKENS
 from .replay import assert_depths_of_a_replay
 from .sglang_here import ARGS, needs_sglang, new_sglang, sglang_environment  # noqa: F401 (a fixture)
@@ -158,18 +160,37 @@ def test_sglang_reads_the_draft_tokens_of_each_load(llama, tmp_path) -> None:
 def test_texts_and_acceptance_are_those_of_transformers(llama, engine, trained_draft) -> None:
     """A draft guesses: the command above has compared texts with and without one."""
     trained = trained_draft("eagle3")
+    guess_as_transformers_does(engine, llama, trained.folder, trained.prompts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [8, 11])
+def test_a_window_is_as_wide_as_ours(llama, trained_draft, tmp_path, window) -> None:
+    trained = trained_draft("eagle3")
+    shutil.copytree(trained.folder, tmp_path / "draft")
+    edit_fields(tmp_path / "draft", layer_types=["sliding_attention"], sliding_window=window)
+    with new_sglang(read_target(llama)) as engine:
+        depths = guess_as_transformers_does(engine, llama, tmp_path / "draft", trained.prompts)
+        assert depths != guess_as_transformers_does(engine, llama, trained.folder, trained.prompts)
+
+
+def guess_as_transformers_does(
+    engine: SglangEngine, target: Path, draft: Path, prompts: list[list[int]]
+) -> list[tuple[int, ...]]:
     drafting = SamplingParams(max_new_tokens=40, stop_at_eos=False, num_draft_tokens=NUM_DRAFT_TOKENS)
     context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
-    with HfEngine.create(HfConfig(), read_target(llama), context) as hf:
-        hf.load_draft(trained.folder)
-        expected = hf.generate(trained.prompts, drafting)
+    with HfEngine.create(HfConfig(), read_target(target), context) as hf:
+        hf.load_draft(draft)
+        expected = hf.generate(prompts, drafting)
         accepted = hf.acceptance().acceptance_length
-    engine.load_draft(trained.folder)
-    answers = engine.generate(trained.prompts, drafting)
+    engine.load_draft(draft)
+    answers = engine.generate(prompts, drafting)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert engine.acceptance().acceptance_length == pytest.approx(accepted, rel=0.02)
     assert_guess_depths(engine, answers, engine.acceptance())
-    assert [answer.guess_depths for answer in answers] == [answer.guess_depths for answer in expected]
+    depths = [answer.guess_depths for answer in answers]
+    assert depths == [answer.guess_depths for answer in expected]
+    return depths
 
 
 def test_weights_of_a_left_over_file_are_noticed(llama, tmp_path) -> None:

@@ -43,7 +43,7 @@ def test_depths_are_those_that_the_workers_know(llama, steps_ahead, blocks) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["eagle3", "eagle3, two layers", "dflash", "peagle", "mtp"])
+@pytest.mark.parametrize("name", ["eagle3", "eagle3, two layers, window", "dflash", "peagle", "mtp"])
 def test_depths_are_those_of_a_replay(name, trained_draft, vllm_context, vllm_environment) -> None:
     trained = trained_draft(name)
     cache = {"enable_prefix_caching": True, "block_size": BLOCK, "num_gpu_blocks_override": 24}

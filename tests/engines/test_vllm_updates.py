@@ -40,7 +40,7 @@ VERSIONS = itertools.count(1)
 DRAFTS = ["eagle3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dflash", "peagle"))]
 PUSHED_ONLY = [
     pytest.param(name, marks=pytest.mark.slow)
-    for name in ("eagle3, two layers", "eagle3, mla", "dflash, reduced", "mtp")
+    for name in ("eagle3, two layers, window", "eagle3, mla", "dflash, reduced", "mtp")
 ]
 """Drafts that only the test of many pushes has."""
 

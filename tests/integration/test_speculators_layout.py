@@ -18,7 +18,7 @@ BLOCK = {"block_size": 4, "num_layers": 2, "num_features": 3, "mask_token_id": 9
 DRAFTS = {
     "eagle3": {"fc_norm": True, "norm_output": True, "layers": (1, 3, 5, 7), "num_layers": 2},
     "eagle3, reduced": {"vocab_size": 40, "norm_before_residual": True},
-    "eagle3, q and k norms": {"qk_norm": True, "norm_before_fc": True},
+    "eagle3, q and k norms": {"qk_norm": True, "norm_before_fc": True, "sliding_window": 9},
     "peagle": {"num_guesses": 3, "num_layers": 2, "mask_token_id": 90},
     "dflash": BLOCK,
     "dflash, reduced": {**BLOCK, "vocab_size": 40},

@@ -164,6 +164,13 @@ LAYOUTS = {
         frozenset({EMBEDDING}),
         is_reduced=True,
     ),
+    "speculators 0.9, Eagle3 with windows": Layout(
+        "eagle3",
+        speculators("eagle3", 5, {**LLAMA, **SLIDING, "layer_types": ["sliding_attention"]}, draft_vocab_size=KEPT,
+                    architectures=["Eagle3DraftModel"], norm_before_residual=True),
+        chain("layers.0"),
+        is_reduced=True,
+    ),
     "RedHat, gpt-oss 20B": Layout(
         "eagle3",
         speculators("eagle3", 3, LLAMA, norm_before_residual=True, norm_before_fc=True, draft_vocab_size=KEPT,
@@ -246,10 +253,10 @@ LAYOUTS = {
     ),
 }  # fmt: skip
 REFUSED = {
-    "speculators 0.9, Eagle3 with windows": (
-        "RedHat, Qwen3 8B",
+    "speculators 0.9, P-EAGLE with windows": (
+        "speculators, P-EAGLE",
         {"transformer_layer_config": {**LLAMA, **SLIDING, "layer_types": ["sliding_attention"]}},
-        "layer_types has sliding_attention, and a chain is trained and tried here with full attention alone",
+        "sliding_window=16: P-EAGLE is trained with full attention only",
     ),
     "speculators, DFlash whose first slot guesses": (
         "speculators, DFlash",

@@ -10,7 +10,7 @@ BOUNDS = [(0, 5), (5, 6), (9, 700), (703, 707)]
 NUM_TOKENS = 710
 
 
-def dense(q, k, v):
+def dense(q, k, v, window=NUM_TOKENS):
     """Attention of every document with an explicit mask; rows outside are 0. Returns out and log-sum-exp."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -19,6 +19,7 @@ def dense(q, k, v):
     for number, (start, stop) in enumerate(BOUNDS):
         document[start:stop] = number
     mask = (index[:, None] >= index) & (document[:, None] == document) & (document[:, None] >= 0)
+    mask &= index[:, None] - index < window
     scores = torch.einsum("thd,uhd->htu", q, k) / HEAD_DIM**0.5
     scores = scores.masked_fill(~mask, -torch.inf)
     law = torch.where(mask, scores.softmax(-1), 0)
@@ -32,19 +33,21 @@ def random_inputs(heads: int, kv_heads: int, dtype: torch.dtype):
     return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
-def test_equals_dense_attention_forward_and_backward(heads, kv_heads):
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "window"),
+    [(4, 4, None), (6, 2, None), (3, 1, None), (4, 2, 1), (4, 2, 5), (3, 1, 150)],
+)
+def test_equals_dense_attention_forward_and_backward(heads, kv_heads, window):
     inputs = random_inputs(heads, kv_heads, torch.float64)
-    expected, expected_lse = dense(*inputs)
+    expected, expected_lse = dense(*inputs, window or NUM_TOKENS)
     grad_out = torch.randn_like(expected)
     expected_grads = torch.autograd.grad(expected, inputs, grad_out)
     plain = tuple(tensor.detach() for tensor in inputs)
-    out, lse = document_attention(*plain, BOUNDS)
+    out, lse = document_attention(*plain, BOUNDS, window)
     torch.testing.assert_close(out, expected.detach(), rtol=0, atol=1e-12)
     torch.testing.assert_close(lse, expected_lse.detach(), rtol=0, atol=1e-12)
-    for got, wanted in zip(
-        document_attention_backward(grad_out, (*plain, out, lse), BOUNDS), expected_grads, strict=True
-    ):
+    grads = document_attention_backward(grad_out, (*plain, out, lse), BOUNDS, window)
+    for got, wanted in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11)
 
 

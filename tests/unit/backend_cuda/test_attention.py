@@ -76,6 +76,36 @@ def test_pieces_equal_the_same_rows_of_dense_attention(chunks):
     assert nothing.shape == (0, 4, 8)
 
 
+@pytest.mark.parametrize("window", [1, 3, 20])
+def test_a_window_equals_dense_attention_with_a_mask(window, chunks):
+    torch.manual_seed(0)
+    bounds = [(0, 4), (4, 13)]
+    q, k, v, grad = (torch.randn(13, heads, 8, dtype=torch.float64) for heads in (4, 2, 2, 4))
+    wide = tuple(tensor.requires_grad_() for tensor in (q, k, v))
+    out, lse = _dense_attention(*wide, bounds, window)
+    plain = tuple(tensor.detach() for tensor in wide)
+    got_out, got_lse = flash_attention(*plain, bounds, window)
+    got = flash_attention_backward(grad, (*plain, got_out, got_lse), bounds, window)
+    expected = torch.autograd.grad(out, wide, grad)
+    for actual, reference in zip((got_out, got_lse, *got), (out, lse, *expected), strict=True):
+        torch.testing.assert_close(actual, reference)
+
+
+def test_the_fused_kernel_is_told_the_window(monkeypatch):
+    """It counts the rows before a row's own, and gets no padded documents, for which cuDNN has no window."""
+    asked = []
+
+    def forward(q, *_, **sides):
+        asked.append(sides)
+        return q, q.new_zeros(q.shape[1], len(q))
+
+    monkeypatch.setattr(attention, "_forward", forward)
+    monkeypatch.setattr(attention, "padding", lambda *_: pytest.fail("padded attention has no window"))
+    q = torch.zeros(4, 2, 8, dtype=torch.bfloat16)
+    flash_attention(q, q, q, [(0, 4)], 3)
+    assert asked == [{"window_size_left": 2, "window_size_right": 0}]
+
+
 @pytest.fixture
 def packed_kernel(monkeypatch):
     """torch's operator on packed sequences, computed densely: its own needs a GPU."""

@@ -58,6 +58,7 @@ def make_setting(target: TargetSpec, module) -> Setting:
         norm_output=config.norm_output,
         **{name: bool(getattr(config, name)) for name in PUBLISHED},
         num_layers=config.num_layers or 1,
+        window=config.sliding_window,
         image=module.merged_token_id,
     )
 

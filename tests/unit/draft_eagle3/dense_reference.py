@@ -34,6 +34,7 @@ class Setting(TargetSetting):
     norm_before_fc: bool = False
     qk_norm: bool = False
     num_layers: int = 1
+    window: int | None = None  # positions that a query sees, its own included
     latent: Latent | None = None  # None: grouped queries
     image: int | None = (
         None  # a token whose embedding is its state 0, which is not fused; None: no such token
@@ -112,6 +113,8 @@ def run_layer(weights, index, inputs, positions, cache, setting: Setting) -> Ten
     values.append(v)
     # Query t sees keys ≤ t of step 0 and, of each later step, its own index only.
     causal, same = torch.ones(len(x), len(x)).tril().bool(), torch.eye(len(x)).bool()
+    if setting.window is not None:  # of the later steps' keys none is as far away
+        causal &= positions[:, None] - torch.arange(len(x)) < setting.window
     mask = torch.cat([causal] + [same] * (len(keys) - 1), -1)
     u = u + attend(q, torch.cat(keys), torch.cat(values), mask) @ own["self_attn.o_proj.weight"].T
     return u + mlp(own, rms(u, own["post_attention_layernorm.weight"], setting.eps))

@@ -40,6 +40,7 @@ LAYER = [
 REDUCED = {"vocab_size": 11, "num_steps": 3}
 WITHOUT_NORMS = {"fc_norm": False, "norm_output": False}
 TWO_LAYERS = {"num_layers": 2, **REDUCED}
+WINDOW = {"sliding_window": 8, **TWO_LAYERS}
 EVERY_OPTION = {"fc_norm": True, "norm_output": True, "layers": (1, 3, 4, 6), "head_dim": 6, **REDUCED}
 
 
@@ -65,6 +66,7 @@ class TestEagle3Folder(DraftFolderSuite):
             ("norm_output", False),
             ("num_heads", 2),
             ("num_layers", 2),
+            ("sliding_window", 7),
         ),
         *(("attention", "mla"), ("v_head_dim", 8), ("qk_norm", True), ("norm_before_residual", True)),
     )
@@ -87,7 +89,6 @@ class TestEagle3Folder(DraftFolderSuite):
         ({"norm_before_residual": 1}, "norm_before_residual=1, expected a valid boolean"),
         ({"norm_before_fc": True}, "model.safetensors lacks input_norm.weight"),
         ({"architectures": ["Eagle3Qwen3ForCausalLM"]}, "lacks midlayer.self_attn.k_norm.weight"),
-        ({"layer_types": ["sliding_attention"]}, "layer_types has sliding_attention, and a chain is trained"),
         ({"target_hidden_size": 32}, "target_hidden_size=32"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, "do not name the same layers"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
@@ -101,6 +102,11 @@ class TestEagle3Folder(DraftFolderSuite):
         ),
         ({"rms_norm_eps": "small"}, "rms_norm_eps='small', expected a valid number"),
         ({"logit_scale": 0.5}, "logit_scale=0.5"),
+        ({"layer_types": ["sliding_attention"]}, "sliding_window=None, expected a valid integer"),
+        (
+            {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
+            "layer_types=['full_attention', 'sliding_attention'], expected one kind",
+        ),
     )
 
 
@@ -178,6 +184,31 @@ def test_only_vllm_is_named_for_several_layers(tmp_path):
     assert set(Eagle3Draft.from_folder(tmp_path).serving_methods) == {"vllm"}
     assert set(Eagle3Draft(Eagle3Config(num_layers=2)).serving_methods) == {"vllm"}
     assert set(Eagle3Draft(Eagle3Config(num_layers=1)).serving_methods) == {"vllm", "sglang"}
+
+
+def test_a_window_is_written_as_vllm_reads_it_and_no_llamacpp_is_named(tmp_path):
+    export(tmp_path, **WINDOW)
+    fields = read_fields(tmp_path)
+    assert (fields["layer_types"], fields["sliding_window"]) == (["sliding_attention"] * 2, 8)
+    draft = Eagle3Draft.from_folder(tmp_path)
+    assert draft.shape(make_target()).sliding_window == 8
+    original = {"fc_norm": False, "norm_output": False}
+    served = [
+        set(Eagle3Draft(Eagle3Config(**original, sliding_window=size)).serving_methods) for size in (None, 9)
+    ]
+    assert served[0] - served[1] == {"llamacpp"}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"sliding_window": 3, "num_steps": 3}, "sliding_window=3 must be above draft.num_steps=3"),
+        ({"sliding_window": 9, **MLA}, "sliding_window=9: engines have no window for latent attention"),
+    ],
+)
+def test_a_window_that_no_engine_has_or_that_hides_a_guess_is_refused(options, problem):
+    with pytest.raises(TargetError, match=problem):
+        Eagle3Draft(Eagle3Config(**options)).check_target(make_target())
 
 
 def test_several_layers_without_copies_of_norms_are_read_and_other_norms_are_not(tmp_path):

@@ -45,6 +45,8 @@ CASES = {
     "norm before fc": ({**WITHOUT_NORMS, "norm_before_fc": True}, {}),
     "q and k norms": ({"qk_norm": True}, {"rope": LLAMA3}),
     "every published norm, two layers, reduced": ({**PUBLISHED, "num_layers": 2, "vocab_size": 11}, {}),
+    "window": ({"sliding_window": 5}, {}),
+    "window, two layers, reduced": ({"sliding_window": 8, "num_layers": 2, "vocab_size": 11}, {}),
     "one key head": ({}, {"num_kv_heads": 1, "num_layers": 36}),
 }
 
@@ -66,7 +68,7 @@ class TestEagle3Step(DraftStepSuite):
     def draw_config(self, draw):
         flags = {name: draw.random() < 0.5 for name in ("fc_norm", "norm_output")}
         vocab_size, kind = draw.choice([None, 5, 20]), draw.choice(["ce", "lk_alpha", "lk_lambda"])
-        attention = draw.choice([{}, MLA])
+        attention = draw.choice([{}, MLA, {"sliding_window": draw.randint(7, 12)}])
         return make_config(
             num_steps=draw.randint(1, 6), vocab_size=vocab_size, loss=kind, **flags, **attention
         )

@@ -23,6 +23,7 @@ from spec_kit.targets.target_reader import read_target
 
 SCHEMA = FeatureSchema(layers=(2,), hidden_size=32, dtype="float32")
 CHAIN = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 50}
+WINDOW = {"layer_types": ["sliding_attention"], "sliding_window": 2048}
 BLOCK = {
     "architectures": ["DFlashDraftModel"],
     "layer_types": ["full_attention", "full_attention"],
@@ -109,6 +110,13 @@ def test_a_block_whose_first_slot_guesses_is_as_long_as_what_is_asked_for(argume
     assert (given["speculative_num_steps"], given["speculative_num_draft_tokens"]) == (1, guesses + 1)
 
 
+def test_the_window_of_a_chain_is_an_argument_that_leaves_out_the_querys_own_position(arguments, draft):
+    assert arguments(drafting(draft(CHAIN | WINDOW), 3, "EAGLE3"))["speculative_draft_window_size"] == 2047
+    unused = {"layer_types": ["full_attention"], "sliding_window": 2048}
+    for fields in (CHAIN, CHAIN | unused, BLOCK | WINDOW):
+        assert "speculative_draft_window_size" not in arguments(drafting(draft(fields), 3, "EAGLE3"))
+
+
 @pytest.mark.parametrize("name", sorted(RESERVED | SPREADING))
 def test_arguments_that_the_engine_decides_cannot_be_given(name):
     with pytest.raises(ConfigError, match=f"engine: args: .*{name} cannot be set here"):
@@ -138,6 +146,7 @@ def test_blocks_propose_less_than_their_size(draft):
         ("0.5.18", BLOCK | {"architectures": ["DFlash2DraftModel"]}, "which SGLang reads from 0.5.19 on"),
         ("0.5.18", MARKOV_BLOCK | {"sample_from_anchor": False}, "which SGLang reads from 0.5.19 on"),
         ("0.5.19", CHAIN | {"image_embeddings": "merged"}, "serves as it was trained from 0.5.20 on"),
+        ("0.5.22", CHAIN | WINDOW, "sliding_window=2048, which SGLang has for Eagle3 from 0.5.23 on"),
         ("0.5.23", CHAIN | {"norm_before_residual": True}, "norm_before_residual=true"),
         ("0.5.23", CHAIN | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5, but SGLang rotates"),
     ],

@@ -40,6 +40,7 @@ CASES = [
     *FEW,
     *(case(draft, 0.5, tuple(KERNELS), **({} if draft in CHAINS else AGAIN)) for draft in DRAFTS),
     case("mtp", 0.5, SQUARE),
+    case("eagle3 whole", 0.5, tuple(KERNELS), sliding_window=11),
     *(case(draft, 0.5, **AGAIN) for draft in ("eagle3 whole", "mtp", "dflash")),
     case("dflash", 1.0, num_anchors=3),
     case("eagle3", 0.5, image_embeddings="merged"),

@@ -16,23 +16,25 @@ from torch.nn import functional as F
 fused_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # pyright: ignore[reportPrivateUsage]
 fused_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # pyright: ignore[reportPrivateUsage]
 
+LEAST_CHUNK = 128
+"""Rows that are computed at once with a window, if that is smaller."""
+
 
 def document_attention(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
+    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]], window: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return causal self-attention within each document, and its log-sum-exp.
 
-    The dtype is float64, float32 or bfloat16.
+    The dtype is float64, float32 or bfloat16. ``window``: number of rows to which a row attends, itself included.
     """
     out, wide_v = torch.zeros_like(q), _as_wide(v, q)
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
-    for start, stop in bounds:
-        rows = slice(start, stop)
-        document = fused_attention(
-            heads_first(q[rows]), heads_first(k[rows]), heads_first(wide_v[rows]), 0.0, True
+    for rows, keys, mask in _chunks(bounds, window, q):
+        part = fused_attention(
+            *map(heads_first, (q[rows], k[keys], wide_v[keys])), 0.0, mask is None, attn_mask=mask
         )
-        out[rows] = document[0][0].transpose(0, 1)
-        lse[rows] = document[1][0].transpose(0, 1)
+        out[rows] = part[0][0].transpose(0, 1)
+        lse[rows] = part[1][0].transpose(0, 1)
     return out[..., : v.shape[-1]], lse
 
 
@@ -40,6 +42,7 @@ def document_attention_backward(
     grad_out: Tensor,
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     bounds: Sequence[tuple[int, int]],
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse); lse is the log-sum-exp.
 
@@ -48,11 +51,29 @@ def document_attention_backward(
     q, k, v, out, lse = saved
     grad_out, wide_v, out = (_as_wide(tensor, q) for tensor in (grad_out, v, out))
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(wide_v)
-    for start, stop in bounds:
-        inputs = [heads_first(tensor[start:stop]) for tensor in (grad_out, q, k, wide_v, out, lse)]
-        for grad, document in zip(grads, fused_attention_backward(*inputs, 0.0, True), strict=True):
-            grad[start:stop] = document[0].transpose(0, 1)
+    for rows, keys, mask in _chunks(bounds, window, q):
+        inputs = (grad_out[rows], q[rows], k[keys], wide_v[keys], out[rows], lse[rows])
+        parts = fused_attention_backward(*map(heads_first, inputs), 0.0, mask is None, attn_mask=mask)
+        for grad, place, part in zip(grads, (rows, keys, keys), parts, strict=True):
+            grad[place] += part[0].transpose(0, 1)
     return *grads[:2], grads[2][..., : v.shape[-1]]
+
+
+def _chunks(
+    bounds: Sequence[tuple[int, int]], window: int | None, like: Tensor
+) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    """Yield rows of documents, the rows to which they attend, and the mask to add; None if it is plainly causal."""
+    for start, stop in bounds:
+        if window is None or stop - start <= window:
+            yield slice(start, stop), slice(start, stop), None
+            continue
+        step = max(window, LEAST_CHUNK)
+        for first in range(start, stop, step):
+            rows = slice(first, min(first + step, stop))
+            keys = slice(max(start, first - window + 1), rows.stop)
+            distance = torch.arange(rows.start, rows.stop)[:, None] - torch.arange(keys.start, keys.stop)
+            mask = like.new_zeros(distance.shape)
+            yield rows, keys, mask.masked_fill_((distance < 0) | (distance >= window), -torch.inf)
 
 
 def prefixed_attention(

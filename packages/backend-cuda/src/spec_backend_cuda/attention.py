@@ -45,19 +45,27 @@ class PackedRows(NamedTuple):
     The keys of several pieces of one document share rows."""
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[Pair]) -> tuple[Tensor, Tensor]:
-    """Return causal self-attention within each document, and its log-sum-exp, for any dtype and shape."""
-    return _attend(q, k, v, bounds, bounds)
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[Pair], window: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return causal self-attention within each document, and its log-sum-exp, for any dtype and shape.
+
+    ``window``: number of rows to which a row attends, itself included.
+    """
+    return _attend(q, k, v, bounds, bounds, window)
 
 
 def flash_attention_backward(
-    grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], bounds: Sequence[Pair]
+    grad_out: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    bounds: Sequence[Pair],
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse); lse is the log-sum-exp.
 
     ``out`` and ``lse`` may belong to attention over more keys than ``k`` has.
     """
-    return _gradients(grad_out, saved, bounds, bounds)
+    return _gradients(grad_out, saved, bounds, bounds, window)
 
 
 def flash_attention_of_pieces(
@@ -99,24 +107,29 @@ def _of_pieces(pieces: Sequence[tuple[int, int, int]]) -> tuple[list[Pair], list
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, queries: Sequence[Pair], keys: Sequence[Pair]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Sequence[Pair],
+    keys: Sequence[Pair],
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the attention of each sequence of queries over its keys.
 
     The last rows of a sequence's keys are at the positions of its queries.
     """
     if queries and _is_fused(q):
-        if queries == keys and (pad := padding(tuple(queries), q, v)):
+        if window is None and queries == keys and (pad := padding(tuple(queries), q, v)):
             return padded_attention(q, k, v, pad)
         asking, seen = _packed(tuple(queries), q.device), _packed(tuple(keys), q.device)
         inputs = q[asking.rows], k[seen.rows], _as_wide(v, q)[seen.rows]
         # With fewer queries than keys, the kernel aligns the causal mask at the last query and the last key.
-        out, lse, *_ = _forward(*inputs, *_lengths(asking, seen), 0.0, True, False)
+        out, lse, *_ = _forward(*inputs, *_lengths(asking, seen), 0.0, True, False, **_sides(window))
         return _spread(out[..., : v.shape[-1]], asking, len(q)), _spread(lse.T, asking, len(q))
     out = q.new_zeros(*q.shape[:2], v.shape[-1])
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     for rows, read in _slices(queries, keys):
-        out[rows], lse[rows] = dense_attention.dense_forward(q[rows], k[read], v[read])
+        out[rows], lse[rows] = dense_attention.dense_forward(q[rows], k[read], v[read], window)
     return out, lse
 
 
@@ -125,6 +138,7 @@ def _gradients(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     queries: Sequence[Pair],
     keys: Sequence[Pair],
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients (dq, dk, dv) of ``_attend``.
 
@@ -132,7 +146,7 @@ def _gradients(
     """
     q, k, v, out, lse = saved
     if queries and _is_fused(q):
-        if queries == keys and (pad := padding(tuple(queries), q, v)):
+        if window is None and queries == keys and (pad := padding(tuple(queries), q, v)):
             return padded_attention_backward(grad_out, saved, pad)
         asking, seen = _packed(tuple(queries), q.device), _packed(tuple(keys), q.device)
         grad_out, wide_v, out = (_as_wide(tensor, q) for tensor in (grad_out, v, out))
@@ -144,17 +158,23 @@ def _gradients(
             0.0,
             True,
             *_no_dropout(q.device),
+            **_sides(window),
         )
         dv = dv[..., : v.shape[-1]]
         return _spread(dq, asking, len(q)), _spread(dk, seen, len(k)), _spread(dv, seen, len(v))
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for rows, read in _slices(queries, keys):
         parts = dense_attention.dense_backward(
-            grad_out[rows], (q[rows], k[read], v[read], out[rows], lse[rows])
+            grad_out[rows], (q[rows], k[read], v[read], out[rows], lse[rows]), window
         )
         for grad, place, part in zip(grads, (rows, read, read), parts, strict=True):
             grad[place] += part
     return grads
+
+
+def _sides(window: int | None) -> dict[str, int]:
+    """Return the numbers of rows to which flash attention limits a row, before and after it."""
+    return {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
 
 
 def _as_wide(values: Tensor, q: Tensor) -> Tensor:

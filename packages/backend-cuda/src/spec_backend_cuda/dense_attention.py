@@ -15,16 +15,17 @@ SCORE_BYTES = 1 << 28
 """Bytes of one chunk's scores: large enough to keep the GPU busy, and small compared with a model."""
 
 
-def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def dense_forward(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the attention within one document, [Q, heads, width of ``v``], and its log-sum-exp [Q, heads].
 
-    ``q`` has the shape [Q, heads, d]; ``k`` has the shape [L, kv_heads, d]. ``v`` may be narrower.
+    ``q`` has the shape [Q, heads, d]; ``k`` has the shape [L, kv_heads, d]. ``v`` may be narrower. ``window``: number
+    of keys to which a query attends, up to its own.
     """
     out, lse = (
         q.new_empty(*q.shape[:2], v.shape[-1]),
         torch.empty(q.shape[:2], dtype=q.dtype, device=q.device),
     )
-    for rows, seen, score_hCL in _scores(q, k):
+    for rows, seen, score_hCL in _scores(q, k, window):
         lse[rows] = score_hCL.logsumexp(-1).T
         _, values = _by_head(q[rows], v[seen])
         out[rows] = (score_hCL.softmax(-1) @ values).transpose(0, 1)
@@ -32,7 +33,7 @@ def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dense_backward(
-    grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+    grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], window: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse); lse is the log-sum-exp.
 
@@ -40,7 +41,7 @@ def dense_backward(
     """
     q, k, v, out, lse = saved
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for rows, seen, score_hCL in _scores(q, k):
+    for rows, seen, score_hCL in _scores(q, k, window):
         queries, keys = _by_head(q[rows], k[seen])
         grads, values = _by_head(grad_out[rows], v[seen])
         probability_hCL = (score_hCL - lse[rows].T[..., None]).exp()
@@ -52,18 +53,21 @@ def dense_backward(
     return dq, dk, dv
 
 
-def _scores(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield for each chunk its queries, the keys up to its last query, and their masked scores [h, C, L']."""
+def _scores(q: Tensor, k: Tensor, window: int | None) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Yield for each chunk its queries, the keys that they see, and their masked scores [h, C, L']."""
     length, heads, width = q.shape
     before = len(k) - length
     chunk = max(1, SCORE_BYTES // max(1, heads * len(k) * q.element_size()))
     for start in range(0, length, chunk):
         rows = slice(start, min(start + chunk, length))
-        seen = slice(0, before + rows.stop)
+        low = 0 if window is None else max(0, before + start - window + 1)
+        seen = slice(low, before + rows.stop)
         queries, keys = _by_head(q[rows], k[seen])
-        ahead = torch.ones(rows.stop - start, seen.stop, dtype=torch.bool, device=q.device)
+        key_L = torch.arange(low, seen.stop, device=q.device)
+        distance_CL = torch.arange(before + start, seen.stop, device=q.device)[:, None] - key_L
+        hidden_CL = distance_CL < 0 if window is None else (distance_CL < 0) | (distance_CL >= window)
         score_hCL = queries @ keys.mT * width**-0.5
-        yield rows, seen, score_hCL.masked_fill(ahead.triu(before + start + 1), float("-inf"))
+        yield rows, seen, score_hCL.masked_fill(hidden_CL, float("-inf"))
 
 
 def _by_head(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:

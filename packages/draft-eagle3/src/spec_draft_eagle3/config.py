@@ -50,6 +50,9 @@ class Eagle3Config(ChainConfig):
     )
     """Number of decoder layers. None means 1. The first layer reads the token's embedding and the hidden
     state. Each later layer reads only the hidden state."""
+    sliding_window: int | None = pydantic.Field(None, ge=2, exclude_if=lambda size: size is None)
+    """Number of positions to which a query attends, its own included, in every layer; more than ``num_steps``.
+    None means all."""
     image_embeddings: ImageEmbeddings | None = pydantic.Field(None, exclude_if=lambda kind: kind is None)
     """Embeddings that the draft reads at the placeholder tokens of an image. ``placeholder``: the embedding
     of the placeholder token, which vLLM uses. ``merged``: the target's own embeddings of the image, which

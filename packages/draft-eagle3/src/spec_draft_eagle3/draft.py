@@ -65,17 +65,18 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
 
         Serving a draft of several layers with SGLang is not supported, because it was never tried; it reads neither
         ``norm_before_residual`` nor norms of queries and keys. vLLM cannot serve a draft that reads the target's
-        embeddings of images. llama.cpp has neither several layers nor these embeddings, no latent attention, and of
-        the norms ``norm_before_residual`` alone. Raise ConfigError if an option belongs to a kind of attention that
-        the draft does not have.
+        embeddings of images. llama.cpp has neither several layers nor these embeddings, no window, no latent
+        attention, and of the norms ``norm_before_residual`` alone. Raise ConfigError if an option belongs to a
+        kind of attention that the draft does not have.
         """
         super().__init__(config)
         _check_attention(self.options, is_fresh=self.checkpoint is None)
         several = (self.options.num_layers or 1) > 1
+        windowed = self.options.sliding_window is not None
         unable = {
             "sglang": several or self.options.norm_before_residual or self.options.qk_norm,
             "vllm": self.merges_images,
-            "llamacpp": several or self.merges_images or not self._is_original,
+            "llamacpp": several or windowed or self.merges_images or not self._is_original,
         }
         self.serving_methods = {
             name: method for name, method in self.serving_methods.items() if not unable.get(name)
@@ -155,10 +156,14 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
             norm_before_residual=bool(options.norm_before_residual),
             norm_before_fc=bool(options.norm_before_fc),
             qk_norm=bool(options.qk_norm),
+            sliding_window=options.sliding_window,
         )
 
     def target_problem(self, target: TargetSpec) -> str | None:
-        """Return why the captured layers or the images of the target are invalid for the draft, or None."""
+        """Return why the captured layers, the window or the images are invalid for the draft, or None."""
+        window, steps = self.shape(target).sliding_window, self.options.num_steps
+        if window is not None and window <= steps:
+            return f"its sliding_window={window} must be above draft.num_steps={steps}"
         return super().target_problem(target) or self._image_problem(target)
 
     def _image_problem(self, target: TargetSpec) -> str | None:

@@ -55,6 +55,12 @@ class MlaShape(LatentShape, Eagle3Shape):
         }
         return super().for_target(config, target, **latent, **sizes, **own)
 
+    def problem(self) -> str | None:
+        """Return why no engine can serve a draft of this shape, or None."""
+        if self.sliding_window is not None:
+            return f"sliding_window={self.sliding_window}: engines have no window for latent attention"
+        return super().problem()
+
     def to_json(self, target: TargetSpec) -> Json:
         """Return the config.json fields that both engines read.
 

@@ -134,7 +134,9 @@ class _UnrolledLayer:
         each document, and the row after its last row.
         """
         self._model, self._layer, self._weight = model, layer, weight
-        self._attention = UnrolledAttention(model.kernels, bounds, model.config.num_steps)
+        self._attention = UnrolledAttention(
+            model.kernels, bounds, model.config.num_steps, model.shape.sliding_window
+        )
 
     def step(self, hidden_RH: Tensor, embedded: Tensor | None, rows: _Rows) -> Tensor:
         """Return the layer's output of the next step, [N, H]: one row for each query.

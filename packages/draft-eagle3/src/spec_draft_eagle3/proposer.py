@@ -67,8 +67,9 @@ class ChainProposer(BatchProposer):
             for proposer, cache in zip(proposers, caches, strict=True):
                 proposer._caches[index] = cache
             if layer is not network.layers[-1]:
-                hidden_TH = layer.finish(hidden_TH, cached_attention(q_T, caches, counts))
-        context = _Context([p._caches[-1] for p in proposers], 0)
+                attended = cached_attention(q_T, caches, counts, network.window)
+                hidden_TH = layer.finish(hidden_TH, attended)
+        context = _Context([p._caches[-1] for p in proposers], 0, network.window)
         last_BH = network.finish(network.layers[-1], hidden_TH[ends], q_T[ends], context)
         for proposer, last_H in zip(proposers, last_BH, strict=True):
             proposer._last = last_H
@@ -83,7 +84,8 @@ class ChainProposer(BatchProposer):
         """
         network = proposers[0]._network
         contexts = [
-            _Context(caches, num_tokens) for caches in zip(*(p._caches for p in proposers), strict=True)
+            _Context(caches, num_tokens, network.window)
+            for caches in zip(*(p._caches for p in proposers), strict=True)
         ]
         guesses, id_B = Guesses(num_tokens, temperature, generators), None
         hidden_BH, normed_BH = network.module.output(torch.stack([p._last for p in proposers]))
@@ -103,6 +105,7 @@ class _Network:
     def __init__(self, module: Eagle3Model, ops: VocabularyOps) -> None:
         self.module, self._ops = module, ops
         self.device, self.layers = module.fc.weight.device, module.decoder_layers
+        self.window = module.shape.sliding_window
 
     def angles(self, position_T: Tensor) -> Angles:
         """Return the rotary angles of positions."""
@@ -151,7 +154,7 @@ class _Network:
         return attention.queries(first, turn), *attention.keys_values(torch.cat(others, dim=-1), turn)
 
     def finish(self, layer: Eagle3Layer, hidden_BH: Tensor, q_BND: Tensor, context: _Context) -> Tensor:
-        """Return a layer's output for one query of each sequence, which attends to the whole context."""
+        """Return a layer's output for one query of each sequence, which attends to its window of the context."""
         attended = torch.nn.functional.scaled_dot_product_attention(
             q_BND[:, :, None],
             context.keys,
@@ -168,8 +171,9 @@ class _Context:
     Shape: [B, kv_heads, L, D].
     """
 
-    def __init__(self, caches: Sequence[KeysValues], room: int) -> None:
+    def __init__(self, caches: Sequence[KeysValues], room: int, window: int | None) -> None:
         device = caches[0][0].device
+        self._window = window
         self._lengths = torch.tensor([len(keys) for keys, _ in caches])
         self._used, self._num_guesses = int(self._lengths.max()), 0
         self._keys, self._values = (
@@ -181,8 +185,10 @@ class _Context:
         """Positions of the states that guesses are computed from, ordered by guess and then by sequence. The guess
         itself is one position later."""
         column_L = torch.arange(self._keys.shape[2], device=device)
-        visible_BL = (column_L < length_B[:, None]) | (column_L >= self._used)
-        self._visible = visible_BL[:, None, None]
+        self._visible_BL = (column_L < length_B[:, None]) | (column_L >= self._used)
+        # The last known position is a sequence's first query; each guess is the next one.
+        self._distance_BL = length_B[:, None] - 1 - column_L
+        self._distance_BL[:, self._used :] = self._used - 1 - column_L[self._used :]
 
     def append(self, k_BND: Tensor, v_BND: Tensor) -> None:
         """Add the keys and values of one guess of each sequence."""
@@ -202,5 +208,8 @@ class _Context:
 
     @property
     def visible(self) -> Tensor:
-        """Attention mask, bool [B, 1, 1, L]: True if a column belongs to the sequence, False if it is padding."""
-        return self._visible[..., : self._used + self._num_guesses]
+        """Attention mask, bool [B, 1, 1, L]: True for the columns, without padding, that the newest query sees."""
+        visible_BL = self._visible_BL
+        if self._window is not None:
+            visible_BL = visible_BL & (self._distance_BL + self._num_guesses < self._window)
+        return visible_BL[:, None, None, : self._used + self._num_guesses]

@@ -63,6 +63,8 @@ class PEagleShape(ChainShape):
             return (
                 f"mask_token_id={self.mask_token_id} is not below the vocabulary's {self.target_vocab_size}"
             )
+        if self.sliding_window is not None:
+            return f"sliding_window={self.sliding_window}: P-EAGLE is trained with full attention only"
         return super().problem()
 
     def to_json(self, target: TargetSpec) -> Json:

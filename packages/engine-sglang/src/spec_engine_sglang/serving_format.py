@@ -60,6 +60,8 @@ _SHIFTS_IMAGES = ">=0.5.20"
 """Versions that give a draft the embedding of each token, image tokens included, in the row before the token.
 Earlier versions give it in the token's own row if the prompt has images (``_draft_extend_for_prefill`` of
 ``speculative/eagle_worker_v2.py``, read in 0.5.16, 0.5.19, 0.5.20 and 0.5.23)."""
+_KNOWS_WINDOWS = ">=0.5.23"
+"""Versions that certainly have a window for Eagle3, as a flag of the server; they read none from config.json."""
 _TEXT_HEAD = "Qwen3_5ForCausalLM"
 """Architecture name of a Qwen3.5 without a section for vision, which may hold an MTP head."""
 _KNOWS_TEXT_HEADS = ">=0.5.17"
@@ -77,7 +79,10 @@ def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
     fields, drafted = _read(mode.folder), mode.num_draft_tokens
     steps = drafted if _block_size(mode.folder, fields) is None else 1
     # Else SGLang refuses fewer guesses than the draft's block has.
-    shorter = {"speculative_dspark_block_size": drafted} if _MARKOV_BLOCK in architectures(fields) else {}
+    own = {"speculative_dspark_block_size": drafted} if _MARKOV_BLOCK in architectures(fields) else {}
+    if (window := _window(fields)) is not None:
+        # SGLang counts the positions before the query's own.
+        own["speculative_draft_window_size"] = window - 1
     return {
         "speculative_algorithm": mode.method,
         "speculative_draft_model_path": str(mode.folder),
@@ -85,7 +90,7 @@ def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
         "speculative_eagle_topk": 1,
         # A verification takes the last known token and all guesses.
         "speculative_num_draft_tokens": drafted + 1,
-        **shorter,
+        **own,
     }
 
 
@@ -174,6 +179,8 @@ def version_needs(fields: Json) -> Iterator[tuple[str, str]]:
                 f"is_causal={str(causal).lower()} with layer_types={layers}, but SGLang before 0.5.23 takes sliding "
                 "layers as causal and full ones as not",
             )
+    if _window(fields) is not None:
+        yield _KNOWS_WINDOWS, f"sliding_window={_window(fields)}, which SGLang has for Eagle3 from 0.5.23 on"
     if fields.get(_IMAGES) == "merged":
         yield _SHIFTS_IMAGES, f"{_IMAGES}=merged, which SGLang serves as it was trained from 0.5.20 on"
     if _PATH_BLOCK in architectures(fields):
@@ -191,6 +198,12 @@ def version_needs(fields: Json) -> Iterator[tuple[str, str]]:
 
 def _anchor_is_silent(fields: Json) -> bool:
     return _MARKOV_BLOCK in architectures(fields) and fields.get("sample_from_anchor") is False
+
+
+def _window(fields: Json) -> int | None:
+    """Return the number of positions to which a query of an autoregressive draft attends; None means all."""
+    sliding = _CHAIN in architectures(fields) and "sliding_attention" in (fields.get("layer_types") or ())
+    return fields.get("sliding_window") if sliding else None
 
 
 def _has_switches(fields: Json) -> bool:

@@ -214,8 +214,13 @@ class BackendSuite(ConformanceSuite):
             receiver.release(got)
             ticket.result(TIMEOUT_S)
 
-    @pytest.mark.parametrize("bounds", [[(0, 9)], [(0, 1), (1, 6), (7, 9)], []])
-    def test_b10_attention_equals_dense(self, usable: Backend, bounds: list[tuple[int, int]]) -> None:
+    @pytest.mark.parametrize(
+        ("bounds", "window"),
+        [([(0, 9)], None), ([(0, 1), (1, 6), (7, 9)], None), ([], None), ([(0, 2), (2, 9)], 3)],
+    )
+    def test_b10_attention_equals_dense(
+        self, usable: Backend, bounds: list[tuple[int, int]], window: int | None
+    ) -> None:
         """B10: output, log-sum-exp and gradients equal dense attention's; rows outside every document are 0."""
         forward, backward = (usable.kernel(f"causal_attention{part}") for part in ("", "_backward"))
         if forward is None or backward is None:
@@ -225,11 +230,11 @@ class BackendSuite(ConformanceSuite):
         # 9 tokens, 4 query heads and 2 key heads of width 32, the smallest width that every kernel supports.
         q, k, v, grad = (torch.randn(9, heads, 32, generator=generator) for heads in (4, 2, 2, 4))
         wide = (q.double().requires_grad_(), k.double().requires_grad_(), v.double().requires_grad_())
-        out, lse = _dense_attention(*wide, bounds)
+        out, lse = _dense_attention(*wide, bounds, window)
         expected = torch.autograd.grad(out, wide, grad.double(), allow_unused=True, materialize_grads=True)
         q, k, v, grad = (tensor.to(device) for tensor in (q, k, v, grad))
-        got_out, got_lse = forward(q, k, v, bounds)
-        got = backward(grad, (q, k, v, got_out, got_lse), bounds)
+        got_out, got_lse = forward(q, k, v, bounds, window)
+        got = backward(grad, (q, k, v, got_out, got_lse), bounds, window)
         rows = [row for start, stop in bounds for row in range(start, stop)]
         for actual, reference in zip((got_out, *got), (out, *expected), strict=True):
             torch.testing.assert_close(actual.cpu().double(), reference, rtol=1e-4, atol=1e-5)
@@ -298,16 +303,18 @@ def _transport_or_refusal(backend: Backend, placement: Placement) -> Transport |
 
 
 def _dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
+    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]], window: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return output [T, heads, head_dim] and log-sum-exp [T, heads] of attention with an explicit mask.
 
-    Rows outside every document are 0.
+    Rows outside every document are 0. ``window``: number of rows to which a row attends, itself included.
     """
     document_T = torch.zeros(len(q), dtype=torch.int64)
     for index, (start, stop) in enumerate(bounds, start=1):
         document_T[start:stop] = index
     seen_TT = torch.ones(len(q), len(q)).tril().bool() & (document_T[:, None] == document_T)
+    if window is not None:
+        seen_TT = seen_TT.triu(1 - window)
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     score_hTT = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,13 +28,17 @@ products dominate, and small compared with the activations of a step."""
 class UnrolledAttention:
     """One layer's attention over the unrolled steps of a batch. It keeps the keys and values of all steps so far."""
 
-    def __init__(self, kernels: ChainKernels, bounds: Bounds, num_steps: int) -> None:
+    def __init__(
+        self, kernels: ChainKernels, bounds: Bounds, num_steps: int, window: int | None = None
+    ) -> None:
         """Start before step 0.
 
         ``bounds``: first row of each document, and the row after its last row; queries outside the documents get
-        finite values without meaning.
+        finite values without meaning. ``window``: the largest number of positions to which a query attends, its own
+        included; more than ``num_steps``, so that it reaches beyond the keys at the query's row.
         """
         self._kernels, self._bounds, self._num_steps = kernels, bounds, num_steps
+        self._window = window
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._cache = None if kernels.causal_attention is None else _Cache(num_steps)
@@ -59,8 +64,10 @@ class UnrolledAttention:
         ``past``.
         """
         q, k, v = qkv
+        # The query of step s is s positions behind its row.
+        window = None if self._window is None else self._window - step
         if self._cache is not None:
-            causal = _Causal.of(self._kernels, self._bounds, self._cache.num_rows(k), places)
+            causal = _Causal.of(self._kernels, self._bounds, self._cache.num_rows(k), places, window)
             return _MergedAttention.apply(self._kernels, causal, self._cache, step, q, k, v)
         keys, values = (
             [first, *(part[: len(q)] for part in later)]
@@ -68,11 +75,11 @@ class UnrolledAttention:
         )
         row_R = places.row_R
         if row_R is None:
-            return _chunked_attention(q, keys, values, self._bounds)
+            return _chunked_attention(q, keys, values, self._bounds, window)
         whole_q, *rest = (_spread(part, row_R, len(keys[0])) for part in (q, *keys[1:], *values[1:]))
         later_keys, later_values = _halves(rest)
         whole = [keys[0], *later_keys], [values[0], *later_values]
-        return take_rows(_chunked_attention(whole_q, *whole, self._bounds), row_R)
+        return take_rows(_chunked_attention(whole_q, *whole, self._bounds, window), row_R)
 
 
 @dataclass(frozen=True)
@@ -127,19 +134,23 @@ class _Causal:
         bounds: Bounds,
         num_keys: int,
         places: Places,
+        window: int | None,
     ) -> _Causal:
-        """Return the attention that calls one of ``kernels``.
+        """Return the attention that calls one of ``kernels``, in which a query sees the last ``window`` rows.
 
-        With context parallelism (``rows`` has a group), prefer a kernel that computes only this rank's rows. Any
-        other kernel computes all rows.
+        With context parallelism (``rows`` has a group) and without a window, prefer a kernel that computes only this
+        rank's rows. Any other kernel computes all rows.
         """
         rows, local_R = places.rows, places.local_R
         forward, backward = kernels.prefixed_attention, kernels.prefixed_attention_backward
-        if rows is not None and rows.group is not None and forward is not None and backward is not None:
+        is_divided = rows is not None and rows.group is not None and window is None
+        if is_divided and forward is not None and backward is not None:
             return cls(forward, backward, rows.pieces, len(rows.row_P), local_R)
         forward, backward = kernels.causal_attention, kernels.causal_attention_backward
         assert forward is not None
         assert backward is not None
+        if window is not None:
+            forward, backward = partial(forward, window=window), partial(backward, window=window)
         return cls(forward, backward, bounds, num_keys, places.row_R)
 
     def attend(self, q: Tensor, cache: _Cache) -> tuple[Tensor, Tensor]:
@@ -277,7 +288,9 @@ class _MergedAttention(torch.autograd.Function):
         return None, None, None, None, grad_q, *cache.take_grads(ctx.step, len(q))
 
 
-def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds) -> Tensor:
+def _chunked_attention(
+    q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds, window: int | None
+) -> Tensor:
     """Return the attention without a kernel: dense, a few queries at a time, recomputed in backward."""
     pieces: list[Tensor] = []
     cursor = 0
@@ -288,24 +301,30 @@ def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], boun
         for first in range(start, max(stop, start + 1), rows):
             last = min(first + rows, stop)
             local = [tensor[first:last] for tensor in (*keys[1:], *values[1:])]
-            causal = keys[0][start:last], values[0][start:last]
-            pieces.append(checkpoint(_dense_chunk, q[first:last], *causal, *local, use_reentrant=False))
+            seen = slice(start if window is None else max(start, first - window + 1), last)
+            causal = keys[0][seen], values[0][seen]
+            pieces.append(
+                checkpoint(_dense_chunk, window, q[first:last], *causal, *local, use_reentrant=False)
+            )
         cursor = stop
     return torch.cat([*pieces, q.new_zeros(max(0, len(q) - cursor), q.shape[1], values[0].shape[-1])])
 
 
-def _dense_chunk(q: Tensor, key: Tensor, value: Tensor, *own_keys_values: Tensor) -> Tensor:
+def _dense_chunk(
+    window: int | None, q: Tensor, key: Tensor, value: Tensor, *own_keys_values: Tensor
+) -> Tensor:
     """Return the attention of consecutive queries of one document.
 
-    ``key``, ``value``: of step 0, from the document's start to the last query. ``own_keys_values``: keys, then
-    values of the later steps, each with one row per query.
+    ``key``, ``value``: of step 0, up to the last query, from the document's start or the first row that a query's
+    window has. ``own_keys_values``: keys, then values of the later steps, each with one row per query.
     """
     keys, values = _halves(own_keys_values)
     q_TKGD = grouped(q, key) * q.shape[-1] ** -0.5
     causal = torch.einsum("tkgd,ukd->tkgu", q_TKGD, key.to(q_TKGD.dtype))
     index = torch.arange(len(key), device=q.device)
-    future = index > index[len(key) - len(q) :, None]
-    scores = [causal.masked_fill(future[:, None, None], -torch.inf)]
+    distance = index[len(key) - len(q) :, None] - index
+    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    scores = [causal.masked_fill(hidden[:, None, None], -torch.inf)]
     scores += [(q_TKGD * own[:, :, None]).sum(-1, keepdim=True) for own in keys]
     causal_probs, *own_probs = (
         torch.cat(scores, dim=-1).softmax(-1).split([len(key)] + [1] * len(keys), dim=-1)

@@ -14,6 +14,7 @@ from spec_kit.drafting import (
     DistilledLoss,
     Json,
     Shapes,
+    Size,
     VocabularyShape,
     checked,
     config_error,
@@ -24,6 +25,7 @@ from spec_kit.drafting import (
 )
 from spec_kit.sharding import TensorParallelHints
 
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
 """Field of AngelSlim's config.json: layers whose outputs are captured. No engine reads it."""
@@ -68,6 +70,8 @@ class ChainShape(VocabularyShape):
     """Ids of the target layers whose input states are captured; None means the three default layers."""
     norm_before_residual: bool = False
     norm_before_fc: bool = False
+    sliding_window: Size | None = None
+    """Number of positions to which a query of every layer attends, its own included; None means all."""
 
     @property
     def num_captured(self) -> int:
@@ -101,22 +105,17 @@ class ChainShape(VocabularyShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the captured layers, as ``captured``, and ``norm_before_fc``, beside what every decoder layer reads.
+        """Return ``captured``, ``norm_before_fc`` and the window, beside what every decoder layer reads.
 
         At the top level of config.json (``fields``), the number k means the input of layer k. In the nested
         section (``own``), k − 1 means the same state, as the output of layer k − 1. Engines read ``norm_before_fc``
         in either place.
         """
-        if "sliding_attention" in checked(list[str], fields.get("layer_types") or [], folder, "layer_types"):
-            raise config_error(
-                folder,
-                "layer_types has sliding_attention, and a chain is trained and tried here with full attention alone; "
-                "serve it with the engine that it was made for",
-            )
         outputs = (own, _LAYERS) if own.get(_LAYERS) else (fields, _ANGELSLIM_LAYERS)
         layers = read_layers((fields, _LAYERS), outputs, folder)
         joined = own.get("norm_before_fc", fields.get("norm_before_fc", False))
-        return super().read_own(fields, own, folder) | {"captured": layers, "norm_before_fc": joined}
+        found = {"captured": layers, "norm_before_fc": joined, "sliding_window": _read_window(fields, folder)}
+        return super().read_own(fields, own, folder) | found
 
     def fixed_fields(self) -> Json:
         """Return fields of a published draft's config.json for which only the given value is supported."""
@@ -146,6 +145,7 @@ class ChainShape(VocabularyShape):
             "intermediate_size": self.intermediate_size,
             "num_hidden_layers": num_layers,
             **decoder_fields(self),
+            **({} if (window := self.sliding_window) is None else _window_fields(window, num_layers)),
             "mlp_bias": False,
             "tie_word_embeddings": False,
             "norm_before_residual": self.norm_before_residual,
@@ -156,3 +156,22 @@ class ChainShape(VocabularyShape):
             _LAYERS: list(layers),
             "eagle_config": {"use_aux_hidden_state": True, _LAYERS: [layer - 1 for layer in layers]},
         }
+
+
+def _window_fields(window: int, num_layers: int) -> Json:
+    """Return the fields of config.json for a window in every layer, of which vLLM reads the first two."""
+    return {
+        "layer_types": [_SLIDING] * num_layers,
+        "sliding_window": window,
+        "use_sliding_window": True,
+    }
+
+
+def _read_window(fields: Json, folder: Path) -> int | None:
+    """Return the window of a draft's layers as vLLM reads it, or None. Raise ArtifactError if the layers differ."""
+    kinds = set(checked(tuple[str, ...], fields.get("layer_types") or [_FULL], folder, "layer_types"))
+    if kinds == {_FULL}:
+        return None
+    if kinds != {_SLIDING}:
+        raise config_error(folder, f"layer_types={sorted(kinds)}, expected one kind, {_FULL} or {_SLIDING}")
+    return checked(Size, fields.get("sliding_window"), folder, "sliding_window")

@@ -91,11 +91,13 @@ class ChainKernels(DecoderKernels):
     added_linear: Callable[..., Tensor] = added_linear
     ttt_attention: Callable[[Tensor, Attended, Tensor, Tensor], Attended] = ttt_attention
     ttt_attention_backward: Callable[[Tensor, Three, Tensor, Tensor, Tensor], Three] = ttt_attention_backward
-    causal_attention: Callable[[Tensor, Tensor, Tensor, Bounds], Attended] | None = None
-    """(q, k, v, bounds) -> ``Attended``: causal attention inside each document, with scores scaled by ``D **
-    -0.5``; any dtype and shape. Rows outside every document are 0 in every result."""
+    causal_attention: Callable[..., Attended] | None = None
+    """(q, k, v, bounds, window=None) -> ``Attended``: causal attention inside each document, with scores scaled by
+    ``D ** -0.5``; any dtype and shape. Rows outside every document are 0 in every result. With a ``window``, a row
+    attends to itself and the window − 1 rows before it."""
     causal_attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
-    """(grad_out, (q, k, v, out, lse), bounds) -> (dq, dk, dv). out and lse may be over these and further keys."""
+    """(grad_out, (q, k, v, out, lse), bounds, window=None) -> (dq, dk, dv). out and lse may be over these and further
+    keys."""
     prefixed_attention: Callable[[Tensor, Tensor, Tensor, Pieces], Attended] | None = None
     """(q [P], k [T], v [T], pieces) -> ``Attended`` [P]: ``causal_attention`` for the P tokens of some pieces of
     documents, which are the rows of q, one piece after the other. Each token attends to its document up to itself.

@@ -36,11 +36,18 @@ def extended_caches(
     ]
 
 
-def cached_attention(q_TND: Tensor, caches: Sequence[Cache], counts: Sequence[int]) -> Tensor:
-    """Return the causal attention [T, N, D] of queries at the last ``counts[i]`` positions of cache i."""
+def cached_attention(
+    q_TND: Tensor, caches: Sequence[Cache], counts: Sequence[int], window: int | None = None
+) -> Tensor:
+    """Return the causal attention [T, N, D] of queries at the last ``counts[i]`` positions of cache i.
+
+    ``window``: the largest number of positions to which a query attends, its own included.
+    """
     pieces: list[Tensor] = []
     for q, (keys, values), count in zip(q_TND.split(list(counts)), caches, counts, strict=True):
         visible = torch.ones(count, len(keys), dtype=torch.bool, device=q.device).tril(len(keys) - count)
+        if window is not None:
+            visible = visible.triu(len(keys) - count - window + 1)
         heads = (part.transpose(0, 1)[None] for part in (q, keys, values))
         attended = F.scaled_dot_product_attention(*heads, attn_mask=visible, enable_gqa=True)
         pieces.append(attended[0].transpose(0, 1))

@@ -150,3 +150,20 @@ def test_a_load_is_streamed_with_so_many_answers_at_once():
         (1, True): 1,
         (8, True): 5,  # 1, 2, 3, 4 and 8
     }
+
+
+def test_prompts_by_length_are_benchmarks_from_short_to_long():
+    lengths = [700, 3, 256, 257, 2048]
+    work = Workload(
+        prompts=[[place] * length for place, length in enumerate(lengths)],
+        right=tuple("abcde"),
+        sampling=GREEDY,
+    ).by_length()
+    assert [len(prompt) for prompt in work.prompts] == sorted(lengths)
+    assert work.benchmarks == ("up to 256", "up to 256", "up to 512", "up to 1024", "up to 2048")
+    assert work.right == tuple("bcdae")
+    figures = measure(Scripted(), Path("draft"), replace(work, right=()), None)
+    assert {name: row["prompts"] for name, row in figures["benchmarks"].items()} == {
+        "up to 256": 2, "up to 512": 1, "up to 1024": 1, "up to 2048": 1,
+    }  # fmt: skip
+    assert Workload(prompts=[[1]], sampling=GREEDY).by_length().right == ()

@@ -47,6 +47,7 @@ def test_prompts_come_from_a_file_or_from_benchmarks():
         ({"draft": "eagle3", "draft_model": Path("d")}, "one of --draft-model FOLDER and --draft NAME"),
         ({"draft": "eagle3", "prompts": None, "bench": "gsm8k"}, "--breakdown needs --prompts FILE"),
         ({"draft": "eagle3", "untrained": True}, "--untrained is not for --breakdown"),
+        ({"draft": "eagle3", "by_length": True}, "--by-length is not for --breakdown"),
         ({"draft": "eagle3", "report": Path("r")}, "--report is not for --breakdown"),
         ({"draft": "eagle3", "num_draft_tokens": "1,2", "concurrency": "1"}, "--breakdown takes one number"),
         ({"draft": "eagle3", "breakdown": False}, "--draft='eagle3' is for --breakdown"),

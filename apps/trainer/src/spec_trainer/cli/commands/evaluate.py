@@ -45,6 +45,8 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
             work = evaluation.work
             if evaluation.asked is not None:
                 work = ask_all(engine, work, evaluation.asked)
+            if request.by_length:
+                work = work.by_length()
             figures = measure(engine, request.draft_folder, work, untrained)
     served = (evaluation.target, evaluation.draft, request.draft_folder)
     serve, not_by_load = serving_commands(*served, figures["num_draft_tokens"]), {}

@@ -10,7 +10,7 @@ from spec_core.wording import shortened, shown
 
 _OF_AN_ENGINE = (
     "target", "draft_model", "draft", "engine", "backend", "num_draft_tokens", "untrained", "breakdown",
-    "card",
+    "by_length", "card",
 )  # fmt: skip
 """Options of an engine that the command starts; ``--server`` refuses them."""
 _MOST_REQUESTS = 1024
@@ -58,6 +58,8 @@ class EvaluationRequest:
     """End an answer at the target's end token; otherwise every answer has max-new-tokens tokens."""
     untrained: bool = False
     """Also measure an untrained draft of the same shape, in one more pass."""
+    by_length: bool = False
+    """Show the figures by the prompts' length in tokens, instead of by benchmark."""
     breakdown: bool = False
     """Instead of the draft's figures, measure what a token costs without a draft and a round with one, for several
     numbers of guesses: it says which acceptance length a draft needs to pay on this machine."""
@@ -134,10 +136,10 @@ class EvaluationRequest:
             raise ConfigError("--breakdown needs --target, and one of --draft-model FOLDER and --draft NAME")
         if self.prompts is None:
             raise ConfigError("--breakdown needs --prompts FILE")
-        for name in ("temperature", "untrained", "card", "report"):
+        for name in ("temperature", "untrained", "by_length", "card", "report"):
             if getattr(self, name) not in (None, False):
                 raise ConfigError(
-                    f"--{name} is not for --breakdown, which decodes greedily and prints a table"
+                    f"--{name.replace('_', '-')} is not for --breakdown, which decodes greedily and prints a table"
                 )
 
     @property

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 Prompts = list[Sequence[int]]
 
+_SHORT = 256
+"""Tokens of the longest prompt of the first range of lengths."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -60,6 +63,21 @@ class Workload:
     def without_draft(self) -> Workload:
         """Return a copy of the workload whose options let the engine decode without a draft."""
         return self.with_draft_tokens(0)
+
+    def by_length(self) -> Workload:
+        """Return a copy with the prompts from short to long; its benchmarks are ranges of length.
+
+        The end of each range is twice that of the one before.
+        """
+        order = sorted(range(len(self.prompts)), key=lambda place: len(self.prompts[place]))
+        prompts = [self.prompts[place] for place in order]
+        bounds = (max(_SHORT, 1 << (len(prompt) - 1).bit_length()) for prompt in prompts)
+        return replace(
+            self,
+            prompts=prompts,
+            benchmarks=tuple(f"up to {bound}" for bound in bounds),
+            right=tuple(self.right[place] for place in order) if self.right else (),
+        )
 
     def by_benchmark(self) -> dict[str, Prompts]:
         """Return benchmark -> its prompts, in their order in ``prompts``."""
