@@ -68,7 +68,7 @@ _OTHERS = {
 }
 _LAYER = re.compile(r"(?:midlayer|layers\.(\d+))\.(.+)")
 _LEFT_OUT = frozenset({"embed_tokens.weight", "t2d"})
-"""Tensors without which llama.cpp takes the target's, or that it does not need."""
+"""Tensors that are not written: llama.cpp uses the target's embedding, and does not need ``t2d``."""
 
 
 def write_draft_gguf(

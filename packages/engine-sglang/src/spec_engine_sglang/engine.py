@@ -54,7 +54,7 @@ class SglangEngine(SubprocessEngine):
         return SglangProcess(cast("SglangConfig", self.config), self.target, self.context, mode)
 
     def frozen_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts | None:
-        """Return products with the tables in the program's model (E17)."""
+        """Return products with the tables in the program's model; None if it cannot compute them (E17)."""
         return self.program_products(token_ids, vector)
 
     def draft_replica(self, group: str = "default") -> ProgramReplica:

@@ -27,7 +27,7 @@ def sglang_counters(text: str) -> ServerCounters | None:
 
 
 def _acceptance(metrics: ServerMetrics, generated: int) -> AcceptanceCounters | None:
-    """Return the numbers of rounds and of accepted tokens, which is generated − answers − rounds.
+    """Return the numbers of rounds and of accepted tokens, generated − answers − rounds; None without a draft.
 
     SGLang counts neither accepted nor drafted tokens. The prefill yields each answer's first token, and each
     round yields one token of the target itself; all other generated tokens are accepted guesses.

@@ -309,7 +309,7 @@ class RayLauncher(Launcher):
         self._actors[name] = (actor, code)
 
     def _connect(self, names: Iterable[str]) -> None:
-        """Wait until the workers ``names`` have connected, and send a WorkerStart message to each."""
+        """Wait until the workers ``names`` have connected, and send each its first message."""
         assert self._cluster is not None
         assert self._listener is not None
         missing = set(names)

@@ -43,7 +43,7 @@ class ChannelWorker(WorkerHandle):
     watched: bool = False
 
     def begin(self, spec: WorkerSpec, peer_s: float, address: str = LOOPBACK, reap: bool = False) -> None:
-        """Send the worker its WorkerStart message.
+        """Send the worker its first message, which names the entry that it runs.
 
         ``address``: the worker's ``RunLink.address``. ``reap``: whether the worker starts a Reaper for its
         descendants, because the launcher's Reaper is on another host.

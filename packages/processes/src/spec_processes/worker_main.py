@@ -1,6 +1,6 @@
 """Run a worker with a control channel: ``python -m spec_processes.worker_main NAME FD PARENT``.
 
-NAME is only shown in the list of processes. The first message on the control channel is a WorkerStart.
+NAME is only shown in the list of processes. The first message on the control channel names the entry.
 """
 
 from __future__ import annotations

@@ -15,5 +15,5 @@ def reference_backend() -> Backend:
 
 
 def reference_kernel(name: str) -> Kernel | None:
-    """Return the kernel called ``name`` for the CPU, from the reference backend or an installed draft."""
+    """Return the kernel called ``name`` for the CPU, from the reference backend or a draft; None if none has it."""
     return plugins.find_kernel(reference_backend())(name)

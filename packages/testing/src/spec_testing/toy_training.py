@@ -62,7 +62,7 @@ class ToyDraft(nn.Module):
         """Return the batch's loss and metrics, divided by the global batch's ``denominators``."""
         dtype = self.out.weight.dtype  # the root's: a block's weights are gathered in its own forward only
         guess_T = self.out(torch.tanh(self.block(batch.hidden_TNH[:, 0].to(dtype)))).squeeze(-1)
-        # Float64 from here on where the parameters are: the reference loop runs in it.
+        # From here on float64 if the parameters are, as in the reference loop, else float32.
         error_T = (guess_T.to(torch.promote_types(dtype, torch.float32)) - batch.input_ids_T % 2) ** 2
         mask_T = batch.loss_mask_T.to(error_T.device)
         error = (error_T * mask_T).sum()

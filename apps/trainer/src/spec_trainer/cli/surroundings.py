@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from cyclopts import App
 
 _USABLE_COLUMNS = range(20, 1000)
-"""Widths to which help is wrapped; wrapping it to 2 columns would never end, padding it to 2 · 10⁹ neither."""
+"""Widths to which help is wrapped. Rich never ends if it wraps to 2 columns or pads to 2 · 10⁹."""
 _COLUMNS = 80
 _LEAST_ADDRESS_SPACE = 5 << 29
 """Bytes of address space that a command may need for its libraries; they reserve more than they use. With less, some
-of them abort, and threads that cannot start are waited for."""
+of them abort, or wait for threads that cannot start."""
 
 
 def open_closed_streams() -> None:
     """Open /dev/null in place of closed standard streams.
 
-    Otherwise the next file that the process opens would get their numbers, and every print.
+    Otherwise the next files that the process opens would get their numbers, and prints would go into these files.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -35,7 +35,7 @@ def open_closed_streams() -> None:
 
 
 def prepare_help(app: App) -> None:
-    """Let ``app`` print help in a usable width whatever COLUMNS says, and end with code 0 if nobody reads it on."""
+    """Let ``app`` print help in a usable width for any COLUMNS, and exit with 0 if the reader closes the pipe."""
     from rich.console import Console
 
     class HelpConsole(Console):

@@ -18,7 +18,7 @@ DEFAULT_PLUGINS: Mapping[str, str] = {
 }
 """Section -> name of its default plugin."""
 FIRST_DRAFT_WORDS = ("optimizer.name=muon", "optimizer.matrix_rate=2.857")
-"""The optimizer of a first draft, whose few steps it uses better (docs/hyperparameters.md)."""
+"""Optimizer of a draft that starts from random weights: in few steps it learns more (docs/hyperparameters.md)."""
 
 
 def with_plugin_names(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class ChatRenderer:
 
     @cached_property
     def _between_parts(self) -> str:
-        """Text that the template writes between two text parts; a line break if it rejects parts."""
+        """Text by which the template joins two text parts; a line break if it does not simply join them."""
         first, second = "QFIRSTPARTQ", "QSECONDPARTQ"
 
         def render(content: object) -> str | None:

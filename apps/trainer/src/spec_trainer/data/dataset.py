@@ -159,7 +159,7 @@ def _parts(row: EncodedRow) -> list[Sample]:
 
 
 def _questions(encoder: Encoder, held_out: Sequence[EncodedRow]) -> tuple[np.ndarray | None, ...]:
-    """Return ``Dataset.questions``; of a conversation with several samples, the last one has the question."""
+    """Return ``Dataset.questions``; of the samples of a conversation, all but the last have None."""
     asked: list[np.ndarray | None] = []
     for row in held_out:
         asked += [*[None] * (len(row.samples) - 1), _question(encoder, row.chat)]

@@ -14,7 +14,7 @@ ROW_KEYS = ("image", "image_path", "images")
 TEXT_ONLY = "drafts are trained on text"
 """Reason for refusing images if the target is not multimodal."""
 TEXT_PROMPTS = "prompts of text alone are answered"
-"""Reason for refusing images if the target answers prompts."""
+"""Reason for refusing images in prompts that an engine answers."""
 _KINDS = ("image", "image_url", "input_image")
 _SOURCES = ("image", "image_url", "path", "url", "bytes")
 _MARK = "<image>"

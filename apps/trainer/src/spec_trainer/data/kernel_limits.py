@@ -1,4 +1,4 @@
-"""Lower the limits that the kernel keeps for this process, for a while."""
+"""Lower for a while the limits that the kernel enforces on this process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Limit time and memory for rendering a chat template, which is untrusted code of the target.
 
-The kernel keeps both limits, so they hold for whatever the template has Python do, also in C code.
+The kernel enforces both limits, so they hold for everything that a template calls, also in C code.
 """
 
 from __future__ import annotations

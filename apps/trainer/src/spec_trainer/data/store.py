@@ -77,7 +77,7 @@ def save_arrays(folder: Path, name: str, arrays: Sequence[np.ndarray | None]) ->
 
 
 def load_arrays(folder: Path, name: str) -> tuple[np.ndarray | None, ...]:
-    """Return the arrays that ``save_arrays`` wrote."""
+    """Return what ``save_arrays`` wrote: arrays, and None where it got None."""
     lengths = np.load(folder / f"{name}_lengths.npy")
     values = np.load(folder / f"{name}.npy")
     borders = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0))])

@@ -164,7 +164,7 @@ class TurnFinder:
         return text if text is None or self.layout.has_prompt else text + self.layout.header
 
     def _after(self, seen: str, asked: Sequence[Message], answer: Message) -> Turn | None:
-        """Return the turn that follows the text ``seen``."""
+        """Return the turn that follows the text ``seen``; None if its borders cannot be found."""
         if _continues(seen, asked[-1]):
             return None
         # A server with thinking off did not have the target generate the reasoning.

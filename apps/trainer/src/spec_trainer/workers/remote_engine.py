@@ -30,7 +30,7 @@ class RemoteEngine:
         return done
 
     def send(self, message: ControlMessage) -> None:
-        """Send a message to the engine worker. If it reads no messages, its silence ends it for the run."""
+        """Send a message to the engine worker; drop it on a timeout: missing heartbeats then end the worker."""
         with suppress(DeadlineExceeded):
             self._workers.send(self._name, message)
 

@@ -36,9 +36,9 @@ class Replacements:
         """Log that failed workers are replaced.
 
         ``failures``: the failed workers, the root cause first. If one of them may not be replaced, raise the
-        first failure's error. Only workers in ``engines`` may be replaced. ``step``: optimizer steps done.
-        Before training starts it is None, and no worker may be replaced, because the replacement would fail,
-        too.
+        first failure's error; if one has reached the limit, an error that names the limit. Only workers in
+        ``engines`` may be replaced. ``step``: optimizer steps done; None before training starts, when no worker
+        may be replaced, because the replacement would fail, too.
         """
         for failure in failures:
             lasting = step is None or isinstance(failure.error, UsageError | HostLost)

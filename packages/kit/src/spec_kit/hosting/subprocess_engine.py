@@ -154,7 +154,7 @@ class SubprocessEngine(Engine):
         return self._submit(self._acceptance).result()
 
     def program_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts | None:
-        """Return the products that the running program computes (E17).
+        """Return the products that the running program computes; None if it cannot (E17).
 
         It is for ``frozen_products`` of an engine whose program answers requests of kind ``frozen`` with the fields
         of FrozenProducts, or with none. Their field ``embedding`` names the embedding's module. Raise EngineError if

@@ -110,7 +110,7 @@ class Fp8Layers:
         self._kept: dict[int, Fp8Weight] = {}
 
     def find(self, name: str) -> Kernel | None:
-        """Return the kernel called ``name``: fp8's own, or else the backend's."""
+        """Return the kernel called ``name``: fp8's own, or else the backend's, or None."""
         return self._own.get(name) or self._find(name)
 
     def attach(self, module: nn.Module) -> None:

@@ -157,7 +157,7 @@ class StateRows:
         return StatesLayout.of(self._schema).model_dump()
 
     def _captured(self, key: str) -> _Request | None:
-        """Return the request ``key`` if it runs and is not left out."""
+        """Return the request ``key``; None unless it runs and is captured completely."""
         request = self._requests.get(key)
         return None if request is None or request.problem or request.ended_s is not None else request
 

@@ -170,7 +170,7 @@ class UpdateReceiver(Resource):
             transport.close()
 
     def has_received(self, update: UpdateId) -> None:
-        """Note that the spare copy holds the whole update; the update's thread calls this."""
+        """Note that the spare copy holds the whole update. Raise PeerLost if the update has been given up."""
         with self._lock:
             if not self._is(update, "prepared"):
                 raise PeerLost(self._account(update))

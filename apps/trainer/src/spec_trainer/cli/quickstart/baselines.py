@@ -84,7 +84,7 @@ class PromptLookupProposer(Proposer):
 
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
         """Append the tokens that the target has accepted to the text."""
-        # The prompt's first token follows nothing and is never handed over, which hardly matters.
+        # No caller passes the prompt's first token, which hardly matters.
         self._ids.extend(next_ids)
 
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:

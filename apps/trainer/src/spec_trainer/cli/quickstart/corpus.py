@@ -38,7 +38,7 @@ class Document:
 
 
 def python_documents(folder: Path | None = None) -> list[Document]:
-    """Return the documents of `folder` (default: the standard library), by file, without duplicates."""
+    """Return the documents of ``folder`` (default: the standard library), by file, without duplicates."""
     root = folder or Path(sysconfig.get_path("stdlib"))
     documents: dict[str, Document] = {}
     for path in sorted(_python_files(root)):
@@ -65,7 +65,7 @@ def split_by_file(
 
 
 def _python_files(root: Path) -> Iterator[Path]:
-    """Yield the Python files below `root`, except in skipped folders, which may hold thousands."""
+    """Yield the Python files below ``root``, except in skipped folders, which may hold thousands."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))

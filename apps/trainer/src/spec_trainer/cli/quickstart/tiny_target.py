@@ -2,7 +2,7 @@
 
 It is saved as an ordinary Hugging Face folder (Qwen3, byte-level BPE, chat template), so that every engine loads it
 like any other target. Half of the documents are trained on as plain text. The other half are chats in which the
-assistant continues the user's text (`continuation_chat`), so that prompts of both forms are in distribution.
+assistant continues the user's text (``continuation_chat``), so that prompts of both forms are in distribution.
 
 Shapes: B batch, T tokens of a window, V vocabulary.
 """
@@ -86,7 +86,7 @@ def build_tiny_target(
     device: torch.device = CPU,
     progress: Progress | None = None,
 ) -> None:
-    """Train a target on `documents` and save it to `folder` atomically.
+    """Train a target on ``documents`` and save it to ``folder`` atomically.
 
     The same documents, configuration, library versions, number of threads and type of device give the same weights.
     """
@@ -116,7 +116,7 @@ def build_tiny_target(
 
 
 def tiny_target_cache_key(documents: Iterable[Document], config: TinyTargetConfig) -> str:
-    """Return a cache key of the target that `build_tiny_target` would save.
+    """Return a cache key of the target that ``build_tiny_target`` would save.
 
     The number of threads and the device are not included, although they affect the rounding of the weights.
     """
@@ -142,7 +142,7 @@ def continuation_chat(text: str) -> list[dict[str, str]]:
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer on `texts`."""
+    """Train a byte-level BPE tokenizer on ``texts``."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -164,7 +164,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def _pack(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> torch.Tensor:
-    """Return token windows [N, `seq_len`] of the texts; every second text is rendered as a chat."""
+    """Return token windows [N, ``seq_len``] of the texts; every second text is rendered as a chat."""
     rendered = [
         tokenizer.apply_chat_template(continuation_chat(text), tokenize=False)
         if i % 2
@@ -226,7 +226,7 @@ def _train(
     config: TinyTargetConfig,
     progress: Progress | None,
 ) -> None:
-    """Train the model for the optimizer steps in the range `steps`, with their learning rates."""
+    """Train the model for the optimizer steps in the range ``steps``, with their learning rates."""
     optimizers = _optimizers(model, config)
     schedulers = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(steps.start + step, config))
@@ -276,7 +276,7 @@ def _optimizers(model: Qwen3ForCausalLM, config: TinyTargetConfig) -> list[torch
 
 
 def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Save model and tokenizer to a temporary folder, and rename it to `folder`."""
+    """Save model and tokenizer to a temporary folder, and rename it to ``folder``."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = new_folder(folder.parent, f".{folder.name}-")
     try:

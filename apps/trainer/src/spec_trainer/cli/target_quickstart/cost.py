@@ -28,8 +28,8 @@ _PROMPTS = 2
 _FEWEST_TOKENS, _MOST_TOKENS = 8, 64
 """Limits on the tokens of each answer: fewer measure mostly chance."""
 _PASSES = 12
-"""The passes of a breakdown in units of decoding without a draft: this, and three numbers of guesses with a draft and
-with guesses that take no time."""
+"""Time of a whole breakdown, in units of decoding once without a draft. It decodes once without a draft, and for
+each of about three numbers of guesses with the draft and with guesses that take no time."""
 _TRIAL_TOKENS = 4
 _SAFETY = 0.7
 

@@ -1,4 +1,4 @@
-"""QuickstartFolder has the files of ``quickstart --target``; what they hold says where a call goes on.
+"""QuickstartFolder has the files of ``quickstart --target``, from which a repeated call sees where to continue.
 
 A round is what one budget buys: prompts, answers, training, figures. A call with a larger budget adds a round, which
 trains the draft of the round before. Each file is written atomically, and a stage has ended if ``times.json`` has it.
@@ -117,9 +117,9 @@ class QuickstartFolder:
         return found
 
     def next_round(self, budget_s: float, last_stage: str) -> Round | None:
-        """Return the round to go on with: an unfinished one, or a new one if ``budget_s`` exceeds what was given.
+        """Return the unfinished round, or a new one if enough of ``budget_s`` is left for it, or else None.
 
-        An unfinished one gets what the budget has more, too.
+        An unfinished round also gets the seconds by which the budget has grown.
         """
         rounds = self.rounds
         one = rounds.pop() if rounds and last_stage not in rounds[-1].spent else None

@@ -108,7 +108,7 @@ def batch_tokens(num_tokens: int, budget_s: float, is_cpu: bool) -> int:
 def draft_options(
     draft: type[Draft], target: TargetSpec, machine: Machine, budget_s: float
 ) -> dict[str, int]:
-    """Return the options of the draft, of those that this kind of draft has and that cost it no engine."""
+    """Return options of the draft: those that its kind has, and with which no engine refuses it."""
     wanted = {
         "vocab_size": vocabulary(target.vocab_size, machine.is_cpu),
         "num_steps": chain_steps(budget_s, machine.is_cpu),
@@ -123,7 +123,7 @@ def _engines(draft: type[Draft], **options: int) -> set[str]:
 
 
 def engine_words(engine: type[Engine], machine: Machine) -> list[str]:
-    """Return the options of the engine, of those that it has, on a CPU; elsewhere its defaults are good.
+    """Return the options that suit a CPU, as far as the engine has them; none on other hardware.
 
     There float32 is faster than a bfloat16 that is converted, and a step takes long with many answers at once.
     """

@@ -129,7 +129,7 @@ def _collect_prompts(work: Work, one: Round, earlier: Sequence[Round], limit: Ti
 def _measure_cost(work: Work, one: Round, limit: TimeLimit) -> None:
     """Measure once what a draft costs on this machine, and warn if none can pay.
 
-    If the engine starts slowly, because it does so anew for each number of guesses, the draft's figures will say it.
+    Not with an engine that starts slowly, because it starts anew for each number of guesses.
     """
     if work.starts_slowly:
         return

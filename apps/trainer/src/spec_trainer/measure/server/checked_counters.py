@@ -15,7 +15,7 @@ _LARGEST = 1 << 53
 
 
 def checked_counters(answer: object) -> ServerCounters | None:
-    """Return what ``Serving.counters`` returned. Raise TypeError, or ValueError that names the invalid field."""
+    """Return the answer of ``Serving.counters``. Raise TypeError, or ValueError that names an invalid field."""
     if answer is None:
         return None
     if not isinstance(answer, ServerCounters):
