@@ -36,13 +36,13 @@ class _AnswerRow(Config):
 
     input_ids: Annotated[list[_Token], Field(min_length=1)]
     loss_mask: list[Literal[0, 1]]
-    guess_place: list[_Token]
+    guess_depth: list[_Token]
     """Depth of the draft's guess of each token (``Supervision.guess_depth``)."""
 
     @model_validator(mode="after")
     def _of_one_length(self) -> Self:
-        if not len(self.input_ids) == len(self.loss_mask) == len(self.guess_place):
-            raise ValueError("input_ids, loss_mask and guess_place differ in length")
+        if not len(self.input_ids) == len(self.loss_mask) == len(self.guess_depth):
+            raise ValueError("input_ids, loss_mask and guess_depth differ in length")
         return self
 
 
@@ -126,7 +126,7 @@ class DecodedFolder:
                     np.array(row.input_ids, dtype=np.int32),
                     np.array(row.loss_mask, dtype=bool),
                     f"{file}:{number - first_id + 1}",
-                    guess_depth=np.array(row.guess_place, dtype=np.int32) if on_policy else None,
+                    guess_depth=np.array(row.guess_depth, dtype=np.int32) if on_policy else None,
                 )
                 for number, row in enumerate(rows, start=first_id)
             )
@@ -148,5 +148,5 @@ def _row(prompt: Sequence[int], answer: Generation) -> dict[str, list[int]]:
     return {
         "input_ids": [*prompt, *answer.token_ids],
         "loss_mask": [0] * len(prompt) + [1] * len(answer.token_ids),
-        "guess_place": [0] * len(prompt) + list(guess_depths),
+        "guess_depth": [0] * len(prompt) + list(guess_depths),
     }
