@@ -39,7 +39,7 @@ class SglangServing(Serving):
     """Unmodified SGLang."""
 
     def check_export(self, target: TargetSpec, draft: Draft, folder: Path) -> None:
-        """Raise ArtifactError if no supported SGLang can serve the export; warn of images it serves otherwise."""
+        """Raise ArtifactError if no supported SGLang can serve the export; warn of ``image_warning``."""
         check_sglang_folder(folder, target)
         if warning := image_warning(folder, target):
             _warn(warning)

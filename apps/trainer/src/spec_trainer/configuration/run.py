@@ -127,7 +127,7 @@ class PlacementConfig(Config):
     """Share of each device that the engine gets; colocated only."""
     window_bytes: PositiveInt | None = None
     """Largest number of bytes of features in flight to one trainer rank. By default the features of two global
-    batches, or of the rank's shares of sixteen global batches if that is less."""
+    batches, or of the rank's shares of sixteen if that is less, but of two samples at least."""
 
 
 class CaptureConfig(Config):
@@ -182,8 +182,8 @@ class DecodeConfig(Config):
     top_p: Fraction = 1.0
     """Sample from the most likely tokens that together have this probability."""
     num_draft_tokens: PositiveInt | None = None
-    """Number of tokens that the draft proposes per round. By default a whole block for a block draft; for a
-    chain 4, or the number of tokens that the draft was trained to guess ahead if that is less."""
+    """Number of tokens that the draft proposes per round. By default all that it guesses in one pass (block drafts,
+    P-EAGLE); else 4, or as many as it was trained to guess ahead if that is less."""
     replicas: Annotated[int, Field(ge=1, le=65536)] = 1
     """Number of engines that decode, each in a process of its own, besides the ``engine.replicas`` engines
     that capture features. With ``placement.kind=inline`` the run's one engine does both."""

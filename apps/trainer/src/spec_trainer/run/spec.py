@@ -184,7 +184,7 @@ class RunSpec(RunParts):
 
         The value is ``placement.window_bytes``, or by default the size of two global batches, so that one is
         captured while one trains. If many ranks share a global batch, a rank's shares of sixteen global
-        batches (``_WINDOW_SHARES``) suffice.
+        batches (``_WINDOW_SHARES``) suffice. There is always space for two of the longest samples.
         """
         if self.config.placement.window_bytes is not None:
             return self.config.placement.window_bytes

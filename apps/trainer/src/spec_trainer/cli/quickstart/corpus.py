@@ -1,4 +1,4 @@
-"""Read text that every CPython includes: documented source code, and the topics of `help()`.
+"""Read text that every CPython includes: documented source code, and the topics of ``help()``.
 
 Source is read as text and never imported. A document is a module's docstring, a documented function or class
 with its code, or a topic. Code is included, and classes are kept whole, because code is more regular than prose. A

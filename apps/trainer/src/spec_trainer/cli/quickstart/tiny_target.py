@@ -177,7 +177,7 @@ def _pack(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, seq_len: int
 
 
 def _new_model(config: TinyTargetConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Return a new model with `torch.nn.RMSNorm` layers, which give equal results with fewer GPU kernels."""
+    """Return a new model with ``torch.nn.RMSNorm`` layers, which give equal results with fewer GPU kernels."""
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=config.vocab_size,

@@ -43,9 +43,9 @@ class EvaluationRequest:
     backend: str = "cpu"
     """Hardware; a backend plugin."""
     num_draft_tokens: str = ""
-    """Number of tokens that the draft proposes per round. By default a whole block for a block draft; for a chain 4,
-    or the number of tokens that the draft was trained to guess ahead if that is less. Several numbers, such as
-    1,2,3,5,7, are compared at each concurrency; the other figures belong to the best of them."""
+    """Number of tokens that the draft proposes per round. By default all that it guesses in one pass (block drafts,
+    P-EAGLE); else 4, or as many as it was trained to guess ahead if that is less. Several numbers, such as 1,2,3,5,7,
+    are compared at each concurrency; the other figures belong to the best of them."""
     max_new_tokens: int = 128
     """Largest number of new tokens of each answer."""
     temperature: float | None = None
