@@ -9,7 +9,14 @@ from spec_core.errors import TargetError
 from spec_draft_dflash2.lilicorr.draft import LiLiCorrDraft
 
 from .. import draft_folders
-from ..draft_folders import DraftFolderSuite, assert_damaged, merge_fields, read_fields
+from ..draft_folders import (
+    DraftFolderSuite,
+    assert_damaged,
+    assert_same_weights,
+    merge_fields,
+    read_fields,
+    rename_tensors,
+)
 from ..draft_parts import make_target
 from . import cases
 from .cases import HEAD, SIZES
@@ -63,6 +70,25 @@ def test_a_head_of_width_0_is_as_wide_as_the_draft(tmp_path):
     module = export(tmp_path, lilicorr_hidden_size=16, lilicorr_num_heads=4)
     merge_fields(tmp_path, dflash_config={"lilicorr_hidden_size": 0})
     assert LiLiCorrDraft.from_folder(tmp_path).shape(make_target()) == module.shape
+
+
+def test_model_optimizers_first_names_are_read(tmp_path):
+    """As the classes of SGLang 0.5.21 name their parameters."""
+    module = export(tmp_path)
+    sequence = {"feature_norm": "feature_mlp.0", "feature_mlp.up_proj": "feature_mlp.1"}
+    sequence |= {"feature_mlp.down_proj": "feature_mlp.3"}
+    for index in range(2):
+        sequence |= {f"layers.{index}.mlp.up_proj": f"layers.{index}.mlp.0"}
+        sequence |= {f"layers.{index}.mlp.down_proj": f"layers.{index}.mlp.2"}
+
+    def first_name(name):
+        inner, _, leaf = name.removeprefix("lilicorr.").rpartition(".")
+        is_renamed = name.startswith("lilicorr.") and inner in sequence
+        return f"lilicorr.{sequence[inner]}.{leaf}" if is_renamed else name
+
+    rename_tensors(tmp_path, first_name)
+    assert "lilicorr.layers.1.mlp.2.bias" in load_file(tmp_path / "model.safetensors")
+    assert_same_weights(LiLiCorrDraft, tmp_path, module, make_target())
 
 
 @pytest.mark.parametrize(

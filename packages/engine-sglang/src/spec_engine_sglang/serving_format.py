@@ -55,7 +55,7 @@ _READS_ANCHORS = ">=0.5.19"
 """Versions that read whether a ``_MARKOV_BLOCK``'s first slot makes a guess; earlier ones assume that it does."""
 _PATH_BLOCK = "LiLiCorrDraftModel"
 """Architecture name of a block draft whose guesses are a path through candidates."""
-_KNOWS_PATHS = ">=0.5.23"
+_KNOWS_PATHS = ">=0.5.22"
 _SHIFTS_IMAGES = ">=0.5.20"
 """Versions that give a draft the embedding of each token, image tokens included, in the row before the token.
 Earlier versions give it in the token's own row if the prompt has images (``_draft_extend_for_prefill`` of
@@ -184,10 +184,7 @@ def version_needs(fields: Json) -> Iterator[tuple[str, str]]:
     if fields.get(_IMAGES) == "merged":
         yield _SHIFTS_IMAGES, f"{_IMAGES}=merged, which SGLang serves as it was trained from 0.5.20 on"
     if _PATH_BLOCK in architectures(fields):
-        yield (
-            _KNOWS_PATHS,
-            f"architecture {_PATH_BLOCK}, which was read in SGLang 0.5.23, not in earlier ones",
-        )
+        yield _KNOWS_PATHS, f"architecture {_PATH_BLOCK}, whose tensors SGLang finds from 0.5.22 on"
     if _SELECTOR_BLOCK in architectures(fields):
         yield _KNOWS_SELECTORS, f"architecture {_SELECTOR_BLOCK}, which SGLang reads from 0.5.19 on"
     if _anchor_is_silent(fields):

@@ -152,7 +152,7 @@ def vllm_problem(draft: Draft, target: TargetSpec) -> str | None:
 def version_need(draft: Draft, target: TargetSpec, *, is_cpu_build: bool) -> tuple[str, str] | None:
     """Return from which vLLM on (or CPU build) the exports of ``draft`` are served, and why; None for every one."""
     on_cpu = (_NO_LATENT_ON_CPU,) if is_cpu_build else ()
-    for version, flaws in (("0.32", (_UNKNOWN_PATH,)), ("0.28", (*_BEFORE_28, *on_cpu))):
+    for version, flaws in (("0.31", (_UNKNOWN_PATH,)), ("0.28", (*_BEFORE_28, *on_cpu))):
         if problem := _problem(draft, target, flaws):
             return version, problem
     return None
@@ -368,7 +368,7 @@ _UNKNOWN_SELECTOR = Flaw(
     lambda draft: not draft.architectures.isdisjoint(_SELECTOR_BLOCKS),
 )
 _UNKNOWN_PATH = Flaw(
-    "its architecture is LiLiCorrDraftModel, which was read in vLLM 0.32, not in earlier ones",
+    "its architecture is LiLiCorrDraftModel, which vLLM knows from 0.31 on",
     lambda draft: not draft.architectures.isdisjoint(_PATH_BLOCKS),
 )
 _FOREIGN_SIZES = Flaw(

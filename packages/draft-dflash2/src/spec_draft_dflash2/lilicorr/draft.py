@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from spec_draft_dflash2.lilicorr.proposer import LiLiCorrProposer
     from spec_kit.drafting import StepCost
 
+_FIRST_NAMES = {
+    ".feature_mlp.0.": ".feature_norm.",
+    ".feature_mlp.1.": ".feature_mlp.up_proj.",
+    ".feature_mlp.3.": ".feature_mlp.down_proj.",
+    ".mlp.0.": ".mlp.up_proj.",
+    ".mlp.2.": ".mlp.down_proj.",
+}
+"""Parts of tensor names in Model-Optimizer's first exports -> the names that engines read now."""
+
 
 class LiLiCorrDraft(CandidateDraft[LiLiCorrConfig, LiLiCorrShape]):
     """LiLiCorr (arXiv 2608.20530): DFlash or DFlash2, and a head that scores paths through the candidates.
@@ -45,6 +54,14 @@ class LiLiCorrDraft(CandidateDraft[LiLiCorrConfig, LiLiCorrShape]):
     default_block_size: ClassVar[int] = 16
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}
+
+    @classmethod
+    def module_name(cls, stored_name: str) -> str:
+        """Return a tensor's name in the module from its name in the file, which may be an earlier one."""
+        name = super().module_name(stored_name)
+        for first, now in _FIRST_NAMES.items():
+            name = name.replace(first, now)
+        return name
 
     def fresh_shape(self, target: TargetSpec) -> LiLiCorrShape:
         """Return the shape of a new draft, from the options, the paper's defaults and the target's sizes."""

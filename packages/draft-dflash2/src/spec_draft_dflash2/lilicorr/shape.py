@@ -112,7 +112,7 @@ class LiLiCorrShape(CandidateShape):
         return super().problem()
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return the fields of config.json that vLLM from 0.32 on and SGLang from 0.5.23 on read."""
+        """Return the fields of config.json that vLLM from 0.31 on and SGLang from 0.5.22 on read."""
         fields = super().to_json(target)
         named = {"projector_type": "lilicorr", "lilicorr_enabled": True}
         return fields | {self.nested: fields[self.nested] | named}
