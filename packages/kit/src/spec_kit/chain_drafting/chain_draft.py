@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from spec_core.records import FeatureSchema
 from spec_kit.chain_drafting.chain_shape import ChainConfig, ChainShape
@@ -36,6 +36,7 @@ class ChainDraft(ServedDraft[C, S]):
     EAGLE-3 is arXiv 2503.01840. The vocabulary of the head may be reduced.
     """
 
+    may_lack_head: ClassVar[bool] = True  # folders of Model-Optimizer do
     quantised_modules = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
     @classmethod

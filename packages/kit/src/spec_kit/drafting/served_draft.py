@@ -68,6 +68,8 @@ class ServedDraft(Draft, Generic[C, S]):
     """Last names of the layers' modules whose matrices may be exported in 8 bits; empty if engines load none."""
     may_copy_head: ClassVar[bool] = False
     """Whether the folder of a draft without a trained head may hold a copy of the target's head."""
+    may_lack_head: ClassVar[bool] = False
+    """Whether the folder of a draft with a trained head of all tokens may lack it: then it is the target's head."""
 
     def __init__(self, config: DraftConfig) -> None:
         """Open and check the folder ``init_from``, if it is set, before a run starts.
@@ -124,8 +126,11 @@ class ServedDraft(Draft, Generic[C, S]):
         is_copied = may_copy and HEAD not in shape.tensor_shapes()
         head = names.pop(HEAD, None) if is_copied else None
         required, optional = shape.mapping_shapes()
+        required |= shape.tensor_shapes()
+        if cls.may_lack_head and not shape.reduced:
+            optional |= {HEAD: required.pop(HEAD)}
         found = {name: stored[names[name]] for name in names}
-        check_shapes(folder, found, shape.tensor_shapes() | required, optional)
+        check_shapes(folder, found, required, optional)
         depth = fields.get(cls.depth_option)
         depth = depth if type(depth) is int and depth > 0 else None
         checkpoint = DraftCheckpoint(folder, shape, names, embedding, head, depth)
@@ -258,7 +263,10 @@ class ServedDraft(Draft, Generic[C, S]):
             return module
         with UnsetWeights():  # drawing random weights takes longer than reading the stored ones
             module = self.new_module(target, tensors, kernels)
-        module.load_state_dict(self.stored_state(self.checkpoint))
+        state = self.stored_state(self.checkpoint)
+        if HEAD in module.state_dict() and HEAD not in state:
+            state[HEAD] = tensors.head_VH.float()
+        module.load_state_dict(state)
         return module
 
     @abstractmethod
@@ -275,8 +283,9 @@ class ServedDraft(Draft, Generic[C, S]):
         """Replace random weights by better initial weights in a fresh ``module`` (from ``new_module``)."""
 
     def stored_state(self, checkpoint: DraftCheckpoint[S]) -> dict[str, Tensor]:
-        """Return the module's state dict from a checkpoint, weights in float32."""
-        tensors = checkpoint.load(*checkpoint.shape.tensor_shapes())
+        """Return the module's state dict from a checkpoint, in float32; a head that is not stored is left out."""
+        names = checkpoint.shape.tensor_shapes()
+        tensors = checkpoint.load(*(name for name in names if name in checkpoint.stored_names))
         state = {name: tensor.float() for name, tensor in tensors.items()}
         if not checkpoint.shape.reduced:
             return state
