@@ -65,7 +65,10 @@ class Dataset:
     held_out: tuple[Sample, ...]
     report: DataReport
     questions: tuple[np.ndarray | None, ...] = ()
-    """int32 [P] for each held-out conversation: the prompt of its last answer; only if the run measures its draft."""
+    """For each held-out sample, the prompt of its conversation's last answer, int32 [P], or None.
+
+    Empty if the run does not measure its draft.
+    """
     origin: str = ""
     """Digest of all inputs of the data, if ``load_run_data`` loaded it."""
 

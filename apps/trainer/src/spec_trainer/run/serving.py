@@ -120,7 +120,7 @@ def commands_by_load(
 def _commands(
     target: TargetSpec, draft: Draft, folder: Path, ask: Callable[[Serving], str]
 ) -> Iterator[tuple[str, str | SpecError]]:
-    """Yield what each engine that accepts the folder answers, or the error by which it refuses."""
+    """Yield the answer of each engine, or the error by which it refuses the folder."""
     for name, engine_type in load_each(Engine, draft.serving_methods):
         if isinstance(engine_type, PluginError) or engine_type.serving is None:
             continue

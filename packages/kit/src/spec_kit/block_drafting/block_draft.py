@@ -56,7 +56,7 @@ class BlockDraft(ServedDraft[C, S]):
         """Return the fields of a ``speculators`` config.json under the names that engines read.
 
         Layer k of the captured layers means the input of target layer k. Sliding layers are causal inside a block
-        unless ``sliding_window_non_causal`` is set or absent, as in vLLM; full layers never are.
+        only if ``sliding_window_non_causal`` is false, as in vLLM; full layers never are.
         """
         same = ("draft_vocab_size", "target_hidden_size", "block_size")
         nested = {name: fields[name] for name in ("mask_token_id", "sample_from_anchor") if name in fields}

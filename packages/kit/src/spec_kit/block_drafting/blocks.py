@@ -40,8 +40,7 @@ class BlockRule:
         """Return one document's anchors and the number of counted guesses of each (≥ 1), both int64 [A].
 
         Anchors ascend. They are drawn uniformly without replacement; an engine's rounds are all taken, up to
-        ``num_anchors``. The draw depends only on seed, epoch, sample
-        id, loss mask and ``guess_depth``.
+        ``num_anchors``. The draw depends only on seed, epoch, sample id, loss mask and ``guess_depth``.
         """
         mask_T, guess_depth_T = sample.loss_mask, sample.guess_depth
         if guess_depth_T is not None:

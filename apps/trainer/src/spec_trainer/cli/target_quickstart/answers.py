@@ -24,7 +24,7 @@ from spec_trainer.measure.regeneration.request import RegenerationRequest
 log = logging.getLogger(__name__)
 
 _FEWEST = 2
-"""Least number of answers to train on: one to train on, one to hold out."""
+"""Least number of answers: one to train on, one to hold out."""
 
 
 def answer_round(
