@@ -65,7 +65,7 @@ class Dataset:
     held_out: tuple[Sample, ...]
     report: DataReport
     questions: tuple[np.ndarray | None, ...] = ()
-    """For each held-out sample, the prompt of its conversation's last answer, int32 [P], or None.
+    """Prompt of the conversation's last answer, int32 [P], or None, for each held-out sample.
 
     Empty if the run does not measure its draft.
     """
