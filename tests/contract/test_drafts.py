@@ -101,7 +101,9 @@ class TestDFlash2Draft(BlockDraftSuite):
     def draft(self) -> type[Draft]:
         return DFlash2Draft
 
-    @pytest.fixture(params=[{}, {"ce_weight": 1.0, "soft_weight": 0.0}], ids=["soft", "ce"])
+    @pytest.fixture(
+        params=[{}, {"ce_weight": 1.0, "soft_weight": 0.0}, {"vocab_size": 60}], ids=["soft", "ce", "reduced"]
+    )
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
         """Blocks of as many guesses as the suite drafts."""
         sizes = {"conv_group_size": 8, "selector_rank": 8, "selector_top_k": 6}

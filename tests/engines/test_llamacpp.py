@@ -91,6 +91,7 @@ CASES = {
     ("llama", "eagle3, half the vocabulary"): ("llama", {}, "eagle3", {"vocab_size": 8}),
     ("llama", "dflash, half the vocabulary"): ("llama", {}, "dflash", {"vocab_size": 8}),
     ("llama", "dspark, half the vocabulary"): ("llama", {}, "dspark", {"vocab_size": 8}),
+    ("llama", "dflash2, half the vocabulary"): ("llama", {}, "dflash2", {"vocab_size": 8}),
     ("llama", "eagle3, other layers"): ("llama", {}, "eagle3", {"layers": (1, 5, 7)}),
     ("llama", "dspark, confidence from states alone"): (
         "llama", {}, "dspark", {"confidence_with_markov": False},

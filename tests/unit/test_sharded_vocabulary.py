@@ -72,14 +72,15 @@ def dflash(ops, kind, reduced):
     return step.output(loss, states), [states.grad]
 
 
-def dflash2(ops, top_k):
+def dflash2(ops, top_k, reduced):
     step, draw, rank = BlockStep(guesses=3), drawing(), dflash2_cases.SIZES["selector_rank"]
-    config = dflash2_cases.make_config(selector_top_k=top_k, ce_weight=0.4, soft_weight=0.6)
+    sizes = {"selector_top_k": top_k, **({"vocab_size": 15} if reduced else {})}
+    config = dflash2_cases.make_config(**sizes, ce_weight=0.4, soft_weight=0.6)
     shapes = (*step.places, 16), (*step.places, rank), (29, rank)
     inputs = SelectorInputs(*(draw(*shape).requires_grad_() for shape in shapes))
     shape = DFlash2Draft(config).shape(make_target())
     weight_S = guess_weights(3, 4.0)
-    parts = {"ops": ops, "head": head_of(ops, reduced=False), "kernels": BlockKernels()}
+    parts = {"ops": ops, "head": head_of(ops, reduced), "kernels": BlockKernels()}
     loss = SelectorLoss(**parts, options=config, shape=shape, weight_S=weight_S)
     return step.output(loss, inputs), [tensor.grad for tensor in inputs.tensors]
 
@@ -143,10 +144,12 @@ def test_shards_of_dflash_agree_with_the_whole(kind, reduced):
     assert_shards_agree(partial(dflash, kind=kind, reduced=reduced))
 
 
-@pytest.mark.parametrize(("cut", "top_k"), [(17, 5), (26, 5), (17, 29)], ids=str)
-def test_shards_of_dflash2_agree_with_the_whole(cut, top_k):
+@pytest.mark.parametrize(
+    ("cut", "top_k", "reduced"), [(17, 5, False), (26, 5, False), (17, 29, False), (24, 5, True)], ids=str
+)
+def test_shards_of_dflash2_agree_with_the_whole(cut, top_k, reduced):
     """Also where a shard has fewer tokens than there are candidates."""
-    assert_shards_agree(partial(dflash2, top_k=top_k), cut)
+    assert_shards_agree(partial(dflash2, top_k=top_k, reduced=reduced), cut)
 
 
 @pytest.mark.parametrize("cut", [17, 26])

@@ -75,13 +75,13 @@ def block_states(
 
 
 def candidate_scores(
-    weights: dict[str, Tensor], state: Tensor, logits: Tensor, before: int, sizes: Selector
+    weights: dict[str, Tensor], state: Tensor, logits: dict[int, Tensor], before: int, sizes: Selector
 ) -> dict[int, Tensor]:
-    """The score of each candidate."""
+    """The score of each candidate, by its token."""
     own = weights_of(weights, "candidate_selector.")
     projected = own["hidden_projection.weight"] @ state
     context = own["predecessor_codebook"][before] * projected
-    likeliest = sorted(range(len(logits)), key=lambda token: -float(logits[token].detach()))[: sizes.top_k]
+    likeliest = sorted(logits, key=lambda token: -float(logits[token].detach()))[: sizes.top_k]
     return {token: logits[token] + context @ own["successor_codebook"][token] for token in likeliest}
 
 
@@ -99,13 +99,15 @@ def dense_dflash2(
             length_t1 = 1.0
             for k in range(1, counted_slots(document, anchor, setting.block_size) + 1):
                 before, label = int(document.ids[anchor + k - 1]), int(document.ids[anchor + k])
-                logits = setting.target_head @ states[k]
+                kept = setting.kept
+                logits = setting.target_head[kept] @ states[k]
                 wanted = sizes.soft * teacher[anchor + k - 1].softmax(-1)
-                label_alone = torch.nn.functional.one_hot(torch.tensor(label), len(logits))
+                label_alone = torch.nn.functional.one_hot(torch.tensor(label), len(wanted))
                 wanted = wanted + sizes.ce * label_alone.to(wanted)
-                scores = candidate_scores(weights, states[k], logits, before, sizes)
+                by_token = dict(zip(kept, logits, strict=True))
+                scores = candidate_scores(weights, states[k], by_token, before, sizes)
                 chances = torch.stack(list(scores.values())).log_softmax(-1)
-                cost = -(wanted * logits.log_softmax(-1)).sum()
+                cost = -(wanted[kept] * logits.log_softmax(-1)).sum()
                 cost = cost - sizes.weight * sum(
                     wanted[token] * log for token, log in zip(scores, chances, strict=True)
                 )
@@ -121,7 +123,7 @@ def dense_dflash2(
                 length += alive
                 result.counted[k - 1] += 1
                 result.correct[k - 1] += correct
-                result.head_correct[k - 1] += int(logits.argmax()) == label
+                result.head_correct[k - 1] += kept[int(logits.argmax())] == label
                 result.recalled[k - 1] += label in scores
             result.lengths.append(length)
             result.lengths_t1.append(length_t1)

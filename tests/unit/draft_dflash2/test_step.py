@@ -20,6 +20,7 @@ CASES = {
     "every token is a candidate": ({"selector_top_k": 29, "ce_weight": 0.5}, {}),
     "blocks longer than documents": ({"block_size": 30, "num_layers": 1}, {}),
     "sliding, looking both ways": ({"sliding_window": 5}, {}),
+    "reduced vocabulary": ({"vocab_size": 11, "ce_weight": 0.6, "soft_weight": 0.7}, {}),
     "llama3 rope": ({}, {"rope": LLAMA3}),
     "scaled embedding": ({}, {"embedding_scale": 3.0}),
 }

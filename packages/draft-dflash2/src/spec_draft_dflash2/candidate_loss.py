@@ -2,7 +2,7 @@
 
 The wanted distribution of a guess is t = ce_weight · [the data's token] + soft_weight · p; p is the target's
 distribution. The head's loss of a guess is −Σ t log q over the vocabulary, and q is the distribution of the target's
-head.
+head. With a reduced vocabulary, the sum has only the tokens with a row in the head.
 
 Shapes: S guesses of a block, R guesses of a chunk, C candidates, V rows of the head on this shard (see
 ``spec_core.ops``).
@@ -21,7 +21,7 @@ from spec_draft_dflash2.candidates import Candidates, LocalColumns
 from spec_draft_dflash2.config import CandidateConfig
 from spec_draft_dflash2.shape import CandidateShape
 from spec_kit.block_drafting import BlockHead, BlockKernels, CountedGuesses, teacher_of_guesses
-from spec_kit.layers import Distribution, sharded_logsumexp_argmax
+from spec_kit.layers import Distribution, Teacher, sharded_logsumexp_argmax
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,10 @@ class HeadGuesses:
     """The guesses of a chunk by the head, with labels and teacher. Values are sums over vocabulary shards."""
 
     head: Distribution
-    teacher: Distribution
+    teacher: Teacher
     label_R: Tensor
+    has_label_R: Tensor
+    """Whether the label has a row in the head."""
     best_R: Tensor
     """int64: the token with the head's largest logit."""
     loss_R: Tensor
@@ -42,7 +44,8 @@ class HeadGuesses:
     @property
     def prob_RC(self) -> Tensor:
         """The target's probability of each candidate."""
-        return (self.target_RC - self.teacher[1][:, None]).exp()
+        log_sum_R = self.teacher.distribution[1]
+        return (self.target_RC - log_sum_R[:, None]).exp() * self.teacher.in_vocab_mass_R[:, None]
 
     @property
     def is_label_RC(self) -> Tensor:
@@ -69,25 +72,36 @@ class CandidateLoss:
         logits_RV = self.head.products.forward(states_RH)
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, self.head.ids_V, ops, kernels)
         head = logits_RV, log_sum_R
-        teacher = teacher_of_guesses(guesses, batch, self.head, ops, kernels).distribution
-        found = Candidates.of(logits_RV, ops, self.shape)
+        teacher = teacher_of_guesses(guesses, batch, self.head, ops, kernels)
+        found = Candidates.of(logits_RV, self.head.ids_V, ops, self.shape)
+        has_label_R = self.head.has(label_R)
         return HeadGuesses(
             head=head,
             teacher=teacher,
             label_R=label_R,
+            has_label_R=has_label_R,
             best_R=best_R,
-            loss_R=self._loss(head, teacher, label_R),
+            loss_R=self._loss(head, teacher, label_R, has_label_R),
             found=found,
-            target_RC=ops.reduce_sum(LocalColumns.of(found.id_RC, ops).logits(teacher)),
+            target_RC=ops.reduce_sum(self._columns(found.id_RC).logits(teacher.distribution)),
         )
 
-    def _loss(self, head: Distribution, teacher: Distribution, label_R: Tensor) -> Tensor:
-        (logits_RV, log_sum_R), options = head, self.options
-        there_R = LocalColumns.of(label_R[:, None], self.ops).logits(head).squeeze(1)
-        one_R = torch.ones_like(log_sum_R)
-        terms = self.kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher, one_R)
-        aligned_R = options.ce_weight * there_R + options.soft_weight * terms[0].squeeze(1)
-        return (options.ce_weight + options.soft_weight) * log_sum_R - self.ops.reduce_sum(aligned_R)
+    def _columns(self, id_RX: Tensor) -> LocalColumns:
+        return LocalColumns.of(id_RX, self.head.ids_V)
+
+    def _total(self, has_label_R: Tensor, teacher: Teacher) -> Tensor:
+        """Return the sum of the wanted distribution over the head's rows, [R]."""
+        mass_R = teacher.in_vocab_mass_R
+        return self.options.ce_weight * has_label_R.to(mass_R) + self.options.soft_weight * mass_R
+
+    def _loss(self, head: Distribution, teacher: Teacher, label_R: Tensor, has_label_R: Tensor) -> Tensor:
+        (logits_RV, log_sum_R), options, mass_R = head, self.options, teacher.in_vocab_mass_R
+        there_R = self._columns(label_R[:, None]).logits(head).squeeze(1)
+        terms = self.kernels.distill_terms(
+            logits_RV[:, None], log_sum_R[:, None], teacher.distribution, mass_R
+        )
+        aligned_R = options.ce_weight * there_R + options.soft_weight * mass_R * terms[0].squeeze(1)
+        return self._total(has_label_R, teacher) * log_sum_R - self.ops.reduce_sum(aligned_R)
 
     def states_gradient(
         self, compared: HeadGuesses, weight_R: Tensor, grad_RC: Tensor, normalised_R: Tensor | None = None
@@ -97,7 +111,7 @@ class CandidateLoss:
         ``weight_R``: factor on the head's loss. ``grad_RC``: further gradient of the candidates' logits.
         ``normalised_R``: further gradient of the logits' log-sum-exp.
         """
-        cross_R = (self.options.ce_weight + self.options.soft_weight) * weight_R
+        cross_R = self._total(compared.has_label_R, compared.teacher) * weight_R
         all_R = cross_R if normalised_R is None else cross_R + normalised_R
         grad_RV = self._logits_gradient_(compared, weight_R, all_R, grad_RC)
         return self.ops.reduce_sum(self.head.products.backward(grad_RV))
@@ -111,17 +125,16 @@ class CandidateLoss:
         one. The columns of label and candidates are rounded only once.
         """
         options, (logits_RV, log_sum_R), label_R = self.options, compared.head, compared.label_R
-        soft_R = options.soft_weight * weight_R
-        named_RX = torch.cat([compared.found.id_RC, label_R[:, None]], dim=1)
-        columns = LocalColumns.of(named_RX, self.ops)
+        teacher, mass_R = compared.teacher.distribution, compared.teacher.in_vocab_mass_R
+        soft_R = options.soft_weight * mass_R * weight_R
+        columns = self._columns(torch.cat([compared.found.id_RC, label_R[:, None]], dim=1))
         there_RX = all_R[:, None] * columns.probabilities(compared.head)
-        there_RX = there_RX - soft_R[:, None] * columns.probabilities(compared.teacher)
+        there_RX = there_RX - soft_R[:, None] * columns.probabilities(teacher)
         is_label_RX = columns.id_RX == label_R[:, None]
         there_RX = there_RX - options.ce_weight * weight_R[:, None] * is_label_RX
         # Compare token ids: a token of another shard has an arbitrary column, maybe the column of a candidate.
         same_RXC = columns.id_RX[..., None] == compared.found.id_RC[:, None]
         there_RX = there_RX + (same_RXC * grad_RC[:, None]).sum(-1)
         factors = all_R[:, None], torch.zeros_like(all_R)[:, None], soft_R[:, None]
-        one_R = torch.ones_like(all_R)
-        self.kernels.distill_grad_(logits_RV[:, None], log_sum_R[:, None], factors, compared.teacher, one_R)
+        self.kernels.distill_grad_(logits_RV[:, None], log_sum_R[:, None], factors, teacher, mass_R)
         return logits_RV.scatter_(1, columns.column_RX, there_RX.to(logits_RV.dtype))

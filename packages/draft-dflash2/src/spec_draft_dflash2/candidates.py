@@ -28,14 +28,14 @@ class Candidates:
     logits_RC: Tensor
 
     @classmethod
-    def of(cls, logits_RV: Tensor, ops: VocabularyOps, shape: CandidateShape) -> Self:
-        """Return the candidates of each row of logits, the likeliest first."""
-        (first, stop), count = ops.vocab_range, shape.num_candidates
-        top_RC, column_RC = largest(logits_RV, min(count, stop - first))
-        top_RC = top_RC.to(torch.promote_types(top_RC.dtype, torch.float32))
-        if stop - first == shape.target_vocab_size:
-            return cls(column_RC, top_RC)
-        return cls(*_merged(top_RC, column_RC + first, ops, count))
+    def of(cls, logits_RV: Tensor, ids_V: Tensor, ops: VocabularyOps, shape: CandidateShape) -> Self:
+        """Return the candidates of each row of logits, the likeliest first. ``ids_V``: the token of each column."""
+        count = shape.num_candidates
+        top_RC, column_RC = largest(logits_RV, min(count, len(ids_V)))
+        top_RC, id_RC = top_RC.to(torch.promote_types(top_RC.dtype, torch.float32)), ids_V[column_RC]
+        if len(ids_V) == shape.vocab_size:
+            return cls(id_RC, top_RC)
+        return cls(*_merged(top_RC, id_RC, ops, count))
 
 
 def largest(logits_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -76,18 +76,18 @@ class LocalColumns:
     """The column indices of tokens in this shard's rows of the vocabulary."""
 
     column_RX: Tensor
-    """int64: the token's column; an arbitrary column if the token is on another shard."""
+    """int64: the token's column; an arbitrary column if the token has none on this shard."""
     here_RX: Tensor
-    """bool: whether the token is on this shard."""
+    """bool: whether the token has a column on this shard."""
     id_RX: Tensor
     """int64: the id of the token in ``column_RX``."""
 
     @classmethod
-    def of(cls, id_RX: Tensor, ops: VocabularyOps) -> Self:
-        """Return the columns of the tokens ``id_RX``."""
-        first, stop = ops.vocab_range
-        column_RX = (id_RX - first).clamp(0, stop - first - 1)
-        return cls(column_RX, column_RX + first == id_RX, column_RX + first)
+    def of(cls, id_RX: Tensor, ids_V: Tensor) -> Self:
+        """Return the columns of the tokens ``id_RX``. ``ids_V``: int64, ascending, the token of each column."""
+        column_RX = torch.searchsorted(ids_V, id_RX).clamp_(max=len(ids_V) - 1)
+        found_RX = ids_V[column_RX]
+        return cls(column_RX, found_RX == id_RX, found_RX)
 
     def probabilities(self, rows: Distribution) -> Tensor:
         """Return the tokens' probabilities [R, X], float32 or wider.
@@ -103,6 +103,6 @@ class LocalColumns:
         return logits_RV.gather(1, self.column_RX).to(log_sum_R) * self.here_RX
 
 
-def over_vocabulary(prob_BC: Tensor, id_BC: Tensor, logits_BV: Tensor) -> Tensor:
-    """Return probabilities [B, V] over the vocabulary; every token that is no candidate has 0."""
-    return prob_BC.new_zeros(logits_BV.shape).scatter_(1, id_BC, prob_BC)
+def over_vocabulary(prob_BC: Tensor, id_BC: Tensor, vocab_size: int) -> Tensor:
+    """Return probabilities [B, V] over the target's vocabulary; every token that is no candidate has 0."""
+    return prob_BC.new_zeros(len(prob_BC), vocab_size).scatter_(1, id_BC, prob_BC)

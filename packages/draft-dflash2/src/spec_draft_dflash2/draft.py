@@ -50,10 +50,18 @@ class DFlash2Draft(CandidateDraft[DFlash2Config, DFlash2Shape]):
     }
 
     def __init__(self, config: DraftConfig) -> None:
-        """Make the draft and decide which engines can serve it: llama.cpp only if all layers are full."""
+        """Make the draft and decide which engines can serve it.
+
+        llama.cpp does only if all layers are full. The others take a candidate's row of a reduced vocabulary for its
+        token.
+        """
         super().__init__(config)
-        methods = self.serving_methods.items()
-        self.serving_methods = {k: v for k, v in methods if k != "llamacpp" or self.looks_both_ways}
+        methods, is_reduced = self.serving_methods.items(), self.reduced(self.options.vocab_size)
+        self.serving_methods = {
+            name: method
+            for name, method in methods
+            if (self.looks_both_ways if name == "llamacpp" else not is_reduced)
+        }
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
@@ -74,6 +82,7 @@ class DFlash2Draft(CandidateDraft[DFlash2Config, DFlash2Shape]):
         return DFlash2Shape.for_target(
             options,
             target,
+            vocab_size=options.vocab_size or target.vocab_size,
             conv_kernel_size=options.conv_kernel_size or 2,
             conv_group_size=options.conv_group_size or 16,
             selector_rank=options.selector_rank or 256,

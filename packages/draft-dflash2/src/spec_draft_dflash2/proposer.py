@@ -40,7 +40,7 @@ class DFlash2Proposer(BlockProposer):
         token_B = torch.tensor([p.last_id for p in proposers], device=states_BKH.device)
         for k in range(num_tokens):
             logits_BV = states_BKH[:, k] @ head_VH.T
-            found = Candidates.of(logits_BV, first.ops, first.module.shape)
+            found = Candidates.of(logits_BV, first.module.ids_V, first.ops, first.module.shape)
             context_Br = selector.context(states_BKH[:, k], token_B)
             score_BC = scores(found.logits_RC, context_Br, selector.successor_codebook[found.id_RC])
             if temperature == 0:
@@ -48,6 +48,8 @@ class DFlash2Proposer(BlockProposer):
                     found.id_RC.gather(1, score_BC.argmax(-1, keepdim=True)).squeeze(1), None
                 )
             else:
-                probs_BV = over_vocabulary((score_BC / temperature).softmax(-1), found.id_RC, logits_BV)
+                probs_BV = over_vocabulary(
+                    (score_BC / temperature).softmax(-1), found.id_RC, first.module.shape.target_vocab_size
+                )
                 token_B = guesses.add(guesses.draw(probs_BV), probs_BV)
         return guesses.proposals()

@@ -65,7 +65,6 @@ class CandidateShape(BlockShape):
     def fixed_fields(self) -> Json:
         """Return fields of a published draft's config.json for which only the given value is supported."""
         return super().fixed_fields() | {
-            "draft_vocab_size": self.target_vocab_size,  # engines take a candidate's row for its token
             "sample_from_anchor": False,
             "input_embedding_scale": 1.0,
         }
@@ -144,8 +143,6 @@ class DFlash2Shape(CandidateShape):
 
     def problem(self) -> str | None:
         """Return why no draft can have this shape, or None."""
-        if self.selector_top_k > self.target_vocab_size:
-            return (
-                f"selector_top_k={self.selector_top_k} is more than the vocabulary's {self.target_vocab_size}"
-            )
+        if self.selector_top_k > self.vocab_size:
+            return f"selector_top_k={self.selector_top_k} is more than the vocabulary's {self.vocab_size}"
         return super().problem()

@@ -309,7 +309,7 @@ _FLAWS = (
     ),
     Flaw(
         "it guesses blocks from a reduced vocabulary, and SGLang takes the target's whole head for such a draft; "
-        "train it without draft.vocab_size, or serve it with vLLM",
+        "train it without draft.vocab_size, or serve it with vLLM or llama.cpp",
         _has_reduced_blocks,
     ),
     Flaw(

@@ -304,6 +304,11 @@ _FLAWS = (
         "without --dtype",
         lambda draft: QUANTISATION in draft.fields and _is_latent_chain(draft),
     ),
+    Flaw(
+        "it chooses from a reduced vocabulary, of which vLLM takes a candidate's row for its token; train it without "
+        "draft.vocab_size, or serve it with llama.cpp",
+        lambda draft: "d2t" in draft.tensors and not draft.architectures.isdisjoint(_SELECTOR_BLOCKS),
+    ),
     Flaw("its config.json has no pard_token, where vLLM looks for its mask token", _has_no_mask_token),
     Flaw(
         "its architecture is P-EAGLE's own name, before which vLLM puts Eagle3 and then does not know it; name it "

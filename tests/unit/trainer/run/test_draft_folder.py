@@ -49,6 +49,7 @@ OPTIONS = {
         "num_layers": 2,
         **SMALL_SELECTOR,
     },
+    "dflash2, reduced": {"block_size": 4, "num_layers": 2, **SMALL_SELECTOR, "vocab_size": 40},
     "lilicorr": {"block_size": 4, "num_layers": 2, "lilicorr_hidden_size": 16},
     "dspark": {"block_size": 3, "num_layers": 2, "markov_rank": 8},
     "peagle": {"num_layers": 2, "vocab_size": 40},
@@ -107,7 +108,7 @@ def test_an_untrained_draft_has_the_shape_of_the_trained_one_and_other_weights(
     assert not any(torch.equal(first[name], second[name]) for name in drawn)
 
 
-@pytest.mark.parametrize("case", sorted(OPTIONS.keys() - {"dflash, reduced"}))
+@pytest.mark.parametrize("case", sorted(case for case in OPTIONS if not case.endswith("reduced")))
 def test_exports_are_read_alike_by_both(export, target, case):
     folder = export(case)
     check_vllm_folder(folder, target)
@@ -182,6 +183,8 @@ FLAWS = [
     (check_sglang_folder, "eagle3", {"tie_word_embeddings": True}, "has tie_word_embeddings=true"),
     (check_sglang_folder, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
     (check_sglang_folder, "dflash", {"num_target_layers": None}, "has no num_target_layers"),
+    (check_vllm_folder, "dflash2, reduced", {}, "vLLM takes a candidate's row for its token"),
+    (check_sglang_folder, "dflash2, reduced", {}, "blocks from a reduced vocabulary, and SGLang takes the target's"),
     (check_sglang_folder, "dflash, reduced", {}, "blocks from a reduced vocabulary, and SGLang takes the target's"),
     (check_vllm_folder, "dflash, reduced", {"draft_vocab_size": None}, "has a d2t although its vocabulary is the"),
 ]  # fmt: skip

@@ -54,7 +54,7 @@ class LiLiCorrProposer(BlockProposer):
         first, module = proposers[0], proposers[0].module
         (head_VH, _), states_BKH = cls.choose_from(proposers), cls.states(proposers, num_tokens + 1)[:, 1:]
         logits_BKV = states_BKH @ head_VH.T
-        found = Candidates.of(logits_BKV.flatten(0, 1), first.ops, module.shape)
+        found = Candidates.of(logits_BKV.flatten(0, 1), module.ids_V, first.ops, module.shape)
         id_BKC, top_BKC = (t.unflatten(0, logits_BKV.shape[:2]) for t in (found.id_RC, found.logits_RC))
         log_prob_BKC = top_BKC - logits_BKV.to(top_BKC).logsumexp(-1, keepdim=True)
         zero_H = states_BKH.new_zeros(states_BKH.shape[-1])
@@ -70,7 +70,7 @@ class LiLiCorrProposer(BlockProposer):
             if temperature == 0:
                 token_B = guesses.add(id_BC[each, score_BC.argmax(-1)], None)
             else:
-                probs_BV = over_vocabulary((score_BC / temperature).softmax(-1), id_BC, logits_BKV[:, k])
+                probs_BV = over_vocabulary((score_BC / temperature).softmax(-1), id_BC, logits_BKV.shape[-1])
                 token_B = guesses.add(guesses.draw(probs_BV), probs_BV)
             if k + 1 < num_tokens:
                 score_BC = step_BKCC[each, k, (id_BC == token_B[:, None]).long().argmax(-1)]

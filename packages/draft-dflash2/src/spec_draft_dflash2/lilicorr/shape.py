@@ -98,7 +98,11 @@ class LiLiCorrShape(CandidateShape):
 
     def fixed_fields(self) -> Json:
         """Return fields of a published draft's config.json for which only the given value is supported."""
-        return super().fixed_fields() | {"projector_type": "lilicorr", "lilicorr_enabled": True}
+        return super().fixed_fields() | {
+            "draft_vocab_size": self.target_vocab_size,  # engines take a candidate's row for its token
+            "projector_type": "lilicorr",
+            "lilicorr_enabled": True,
+        }
 
     def problem(self) -> str | None:
         """Return why no draft can have this shape, or None."""
