@@ -143,8 +143,9 @@ class _Causal:
         """
         rows, local_R = places.rows, places.local_R
         forward, backward = kernels.prefixed_attention, kernels.prefixed_attention_backward
-        is_divided = rows is not None and rows.group is not None and window is None
-        if is_divided and forward is not None and backward is not None:
+        if rows is not None and (rows.group is None or window is not None):
+            rows = None
+        if rows is not None and forward is not None and backward is not None:
             return cls(forward, backward, rows.pieces, len(rows.row_P), local_R)
         forward, backward = kernels.causal_attention, kernels.causal_attention_backward
         assert forward is not None
