@@ -130,8 +130,8 @@ def test_a_switch_takes_no_other_word_for_true(flag):
 def test_the_switches_are_those_of_the_commands():
     everywhere = {"--quiet", "--verbose"}
     assert {flag for _, flag in flags(bool)} - everywhere == {
-        "--json", "--stop-at-eos", "--untrained", "--breakdown", "--card", "--drop-cut", "--whole-target",
-        "--serve-elsewhere",
+        "--json", "--stop-at-eos", "--untrained", "--breakdown", "--by-length", "--card", "--drop-cut",
+        "--whole-target", "--serve-elsewhere",
     }  # fmt: skip
 
 

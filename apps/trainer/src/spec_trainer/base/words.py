@@ -22,6 +22,7 @@ _SWITCHES = {
     "--stop-at-eos",
     "--untrained",
     "--breakdown",
+    "--by-length",
     "--drop-cut",
     "--whole-target",
     "--serve-elsewhere",
