@@ -53,9 +53,8 @@ class Eagle3Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
         self.hidden_norm = nn.RMSNorm(width, shape.norm_eps) if is_first else None
         self.post_attention_layernorm = nn.RMSNorm(width, shape.norm_eps)
-        self.normed_state = (
-            nn.Identity()
-        )  # hints name this submodule to sum gradients of the attention's input
+        # A submodule, so that hints can name it: gradients of the attention's input are summed there.
+        self.normed_state = nn.Identity()
         self._starts_normed = is_first and shape.norm_before_residual
         self.self_attn = ATTENTIONS[shape.attention](shape, 2 * width if is_first else width)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
