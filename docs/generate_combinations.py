@@ -8,13 +8,21 @@ HEAD = """\
 # Settings that do not go together
 
 `docs/generate_combinations.py` makes this page from `plan/combinations.py`, whose tables the commands read, too.
-`KEY=*` is the key with any value of yours. A refused combination ends the command with exit code 2 before anything
-starts.
+`KEY=*` is the key, or an option, with any value of yours. A refused combination ends the command with exit code 2
+before anything starts.
 """
 TABLES = {
-    "Every command": (*combinations.KEYS, *combinations.ENGINE, *combinations.PARTS),
-    "Every command but `follow`": combinations.WITHOUT_FOLLOW,
+    "Every command that reads a configuration": (
+        *combinations.KEYS,
+        *combinations.ENGINE,
+        *combinations.PARTS,
+    ),
+    "Each of them but `follow`": combinations.WITHOUT_FOLLOW,
     "`follow`": combinations.FOLLOW,
+    "`capture`": combinations.CAPTURE,
+    "`evaluate`": combinations.EVALUATE,
+    "`export`": combinations.EXPORT,
+    "`quickstart`": combinations.QUICKSTART,
 }
 
 

@@ -271,7 +271,7 @@ def test_export_of_what_is_no_checkpoint(command_line, place, peaked_target):
         (("--engine", "hff"), "no engine plugin is called 'hff'"),
         (("--num-draft-tokens", "0"), "--num-draft-tokens=0: expected positive integers below 100000"),
         (("--num-draft-tokens", "two"), "--num-draft-tokens=two: expected positive integers below 100000"),
-        (("--num-draft-tokens", "1,2"), "at each concurrency; give also --concurrency, such as 1,8,32"),
+        (("--num-draft-tokens", "1,2"), "at each concurrency; add --concurrency, such as 1,8,32"),
         (("--temperature", "nan"), "--temperature=nan: expected 0 or more"),
         (("--max-new-tokens", "-3"), "--max-new-tokens=-3: expected 1 or more"),
         (

@@ -555,7 +555,7 @@ def test_evaluation_on_benchmarks(command_line, trained, peaked_target, add_char
         "serve it with sglang:",
         "serve it with vllm:",
     ]
-    assert command_line(*words, "--prompts", data / "mbpp.jsonl").error.startswith("evaluate needs one of")
+    assert command_line(*words, "--prompts", data / "mbpp.jsonl").error.startswith("--prompts=")
 
 
 def test_init_from_continues_with_the_draft(words, trained, tmp_path):

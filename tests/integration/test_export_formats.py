@@ -103,7 +103,7 @@ def test_a_format_of_two_plugins_is_refused(command_line, trained, tmp_path, mon
         (["--format", "gguf", "engine.guf=x"], "options: unknown key 'engine.guf' (did you mean 'gguf'?)"),
         (["--format", "gguf"], "GGUF files; set engine.gguf to the file"),
         (["--format", "gguf", "engine.gguf=none"], "engine.gguf=none: there is no such file"),
-        (["--format", "gguf", "--whole-target"], "--whole-target writes a folder: leave out --format"),
+        (["--format", "gguf", "--whole-target"], "--whole-target with --format=gguf: it writes a folder"),
     ],
 )
 def test_what_cannot_be_written_is_said_in_one_line(command_line, trained, tmp_path, words, problem):

@@ -132,7 +132,7 @@ def test_a_card_that_is_a_link_is_refused_before_the_evaluation(
     "words", [("--server", "http://127.0.0.1:9"), ("--breakdown", "--target", "t", "--draft", "d")]
 )
 def test_a_card_needs_a_draft_that_is_evaluated(command_line, rows_file, words):
-    assert "--card is not for --" in command_line("evaluate", *words, "--prompts", rows_file, "--card").error
+    assert "--card with --" in command_line("evaluate", *words, "--prompts", rows_file, "--card").error
 
 
 def test_a_converted_draft_has_a_card_of_its_own(command_line, draft, hub_target, tmp_path):
@@ -180,6 +180,6 @@ def test_what_cannot_be_pushed_to_the_hub_is_refused_before_the_export(command_l
     )
     assert "a name of the hub is owner/name" in command_line(*words, "draft").error
     assert command_line(*words, "me/draft", "--format", "gguf").error.startswith(
-        "--push-to-hub sends a folder"
+        "--push-to-hub=me/draft with --format=gguf of one file"
     )
     assert not (tmp_path / "draft").exists()

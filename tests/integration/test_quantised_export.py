@@ -129,10 +129,10 @@ def test_servers_are_not_pushed_a_quantised_draft(quantised, tiny_llama, command
     ("words", "problem"),
     [
         (["--dtype", "int4"], "--dtype=int4: expected int8 or fp8, or none for the target's dtype"),
-        (["--dtype", "int8", "--format", "gguf"], "--dtype=int8 is for a draft's folder: leave out --format"),
+        (["--dtype", "int8", "--format", "gguf"], "--dtype=int8 with --format=gguf: only the folder"),
         (
             ["--prompts", "p.jsonl"],
-            "--prompts=p.jsonl is for --dtype; spec-trainer evaluate measures any draft",
+            "--prompts=p.jsonl without --dtype: they show what 8 bits change; add --dtype, or run",
         ),
     ],
 )

@@ -65,7 +65,7 @@ def test_masks_ranks_and_seed_do_not_matter(capture):
 
 
 def test_capture_from_features_makes_no_sense(capture):
-    with pytest.raises(ConfigError, match=r"data.features=x with capture, which makes such a folder"):
+    with pytest.raises(ConfigError, match=r"data.features=x with capture: it makes such a folder"):
         capture("data.features=x")
 
 

@@ -170,8 +170,8 @@ def test_what_a_plugin_cannot_do_is_refused(sections, able, line):
 
 def test_settings_without_a_condition_of_their_own_are_nothing_but_keys():
     """Such a text is the condition, so a word that is no key would be ignored, or refuse every run."""
-    tables = (combinations.KEYS, combinations.ENGINE, combinations.WITHOUT_FOLLOW, combinations.FOLLOW)
+    tables = [getattr(combinations, name) for name in combinations.__all__ if name.isupper()]
     read = [one.settings for table in tables for one in table if one.refused is None]
-    key = r"(without )?[a-z_]+(\.[a-z_]+)+(=\S+)?"
+    key = r"(without )?([a-z_]+(\.[a-z_]+)+|--[a-z-]+)(=\S+)?"
     for settings in read:
-        assert re.fullmatch(rf"{key}(( with| and)? ({key}|follow))*", settings), settings
+        assert re.fullmatch(rf"{key}(( with| and)? ({key}|follow|capture))*", settings), settings

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from spec_core.errors import ConfigError
 from spec_trainer.base.words import check_overrides
 from spec_trainer.cli.documents import print_text
 from spec_trainer.cli.examples import EXAMPLES
@@ -54,22 +54,17 @@ def export_command(
         Repository of the Hugging Face hub, owner/name, to send the folder to; a new one is private.
     """
     check_overrides(overrides, list(EXAMPLES))
-    if whole_target and file_format is not None:
-        raise ConfigError("--whole-target writes a folder: leave out --format")
-    if dtype is not None and (whole_target or file_format is not None):
-        raise ConfigError(f"--dtype={dtype} is for a draft's folder: leave out --format and --whole-target")
-    if prompts is not None and dtype is None:
-        raise ConfigError(f"--prompts={prompts} is for --dtype; spec-trainer evaluate measures any draft")
     from spec_trainer.base.hub import check_upload, upload_folder
     from spec_trainer.cli.commands.export import export_checkpoint
     from spec_trainer.cli.commands.formats import read_format
+    from spec_trainer.plan import combinations
     from spec_trainer.run.serving import closing_lines
 
     wanted = read_format(file_format, overrides)
-    if push_to_hub is not None and wanted is not None and not wanted.is_folder:
-        raise ConfigError(
-            f"--push-to-hub sends a folder, and --format={file_format} is a file: leave out one of them"
-        )
+    given = SimpleNamespace(
+        whole_target=whole_target, format=file_format, dtype=dtype, prompts=prompts, push_to_hub=push_to_hub
+    )
+    combinations.refuse(combinations.EXPORT, given, wanted)
     quantisation = None
     if dtype is not None:
         from spec_trainer.cli.commands.quantised import Quantisation

@@ -1,76 +1,27 @@
-"""This module has every combination of settings that is refused: which keys, why, and what to do instead.
+"""This module has every combination of keys or options that is refused: which, why, and what to do instead.
 
-``docs/combinations.md`` is generated from these tables. A check of one key alone is in its section's class; a check
+``docs/combinations.md`` is generated from these tables. A check of one key or option alone is in its class; a check
 against the data, the devices or a server is where those are read.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any
-
 from spec_core import Engine
-from spec_core.errors import ConfigError
 from spec_trainer.configuration.run import AnyRunConfig, DecodeConfig
+from spec_trainer.plan.refusal import Combination, changed, refuse
 
-_VALUE = re.compile(r"([a-z0-9_.]+)=\*")
-_CLAUSE = re.compile(r"(without )?((?:[a-z0-9_]+\.)+[a-z0-9_]+)(?:=(\S+))?")
-
-
-@dataclass(frozen=True)
-class Combination:
-    """Settings that do not go together; ``KEY=*`` in a text stands for the key and its configured value."""
-
-    settings: str
-    why: str
-    remedy: str
-    refused: Callable[[AnyRunConfig, Any], bool] | None = None
-    """Whether the configuration has these settings; the second argument is ``known`` of ``refuse``. None: if it is as
-    ``settings`` says, with each named key set to another value than its default, or to the value given, or unset
-    behind ``without``."""
-
-    def is_in(self, config: AnyRunConfig, known: object) -> bool:
-        """Return whether ``config`` has these settings."""
-        if self.refused is not None:
-            return self.refused(config, known)
-        return all(_holds(config, *clause.groups()) for clause in _CLAUSE.finditer(self.settings))
-
-    def message(self, config: AnyRunConfig) -> str:
-        """Return the error message for ``config``, with the configured values."""
-        return _VALUE.sub(lambda key: f"{key[1]}={_shown(config, key[1])}", str(self))
-
-    def __str__(self) -> str:
-        """Return the message without values."""
-        return f"{self.settings}: {self.why}; {self.remedy}"
-
-
-def refuse(table: Iterable[Combination], config: AnyRunConfig, known: object = None) -> None:
-    """Raise ConfigError for the first combination of ``table`` that ``config`` has."""
-    for combination in table:
-        if combination.is_in(config, known):
-            raise ConfigError(combination.message(config))
-
-
-def _shown(config: AnyRunConfig, key: str) -> str:
-    value: Any = attrgetter(key)(config)
-    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
-
-
-def _holds(config: AnyRunConfig, without: str | None, key: str, value: str | None) -> bool:
-    if value not in (None, "*"):
-        return _shown(config, key) == value
-    return _changed(config, key) != bool(without)
-
-
-def _changed(config: AnyRunConfig, key: str) -> bool:
-    """Return whether a key has another value than its default; the resolved ``config.yaml`` sets every key."""
-    section, _, name = key.rpartition(".")
-    found = attrgetter(section)(config)
-    return getattr(found, name) != type(found).model_fields[name].default
-
+__all__ = [
+    "CAPTURE",
+    "ENGINE",
+    "EVALUATE",
+    "EXPORT",
+    "FOLLOW",
+    "KEYS",
+    "PARTS",
+    "QUICKSTART",
+    "WITHOUT_FOLLOW",
+    "refuse",
+]
 
 _ONE_PROCESS = "an inline engine lives in the one trainer process"
 _NO_ENGINE = "features are read from a folder, and no engine starts"
@@ -141,7 +92,7 @@ _SCHEDULE = (
         "train.decay_share=* with train.schedule=*",
         "only wsd decays at the end",
         "remove it or set train.schedule=wsd",
-        lambda c, _: _changed(c, "train.decay_share") and c.train.schedule != "wsd",
+        lambda c, _: changed(c, "train.decay_share") and c.train.schedule != "wsd",
     ),
     Combination(
         "train.min_lr_ratio=* with train.schedule=constant",
@@ -163,7 +114,7 @@ _DECODING = (
             f"decode.{key}=* without decode.every",
             "nothing is decoded",
             "set decode.every or remove it",
-            lambda c, _, key=key: not c.decodes and _changed(c, f"decode.{key}"),
+            lambda c, _, key=key: not c.decodes and changed(c, f"decode.{key}"),
         )
         for key in DecodeConfig.model_fields
         if key != "every"
@@ -318,3 +269,109 @@ PARTS = (
     ),
 )
 """Combinations that depend on the plugins of a run; the second argument of ``refused`` is its ``RunParts``."""
+
+CAPTURE = (
+    Combination(
+        "data.features=* with capture",
+        "it makes such a folder",
+        "remove it, and name the folder with --output",
+    ),
+)
+"""Combinations that ``spec-trainer capture`` refuses."""
+
+_AS_STARTED = "a server runs and drafts as it was started"
+_MOST_REQUESTS = 1024
+"""Largest number of concurrent requests to a server; each needs a thread and a connection."""
+
+_OF_AN_ENGINE = (
+    "--target=*", "--draft-model=*", "--draft=*", "--engine=*", "--backend=*", "--num-draft-tokens=*", "--untrained",
+    "--breakdown", "--by-length", "--card",
+)  # fmt: skip
+
+EVALUATE = (
+    *(
+        Combination(f"{option} with --server", _AS_STARTED, "remove one of the two")
+        for option in _OF_AN_ENGINE
+    ),
+    Combination(
+        "--concurrency=* with --server",
+        "each request at once needs a thread and a connection",
+        f"give {_MOST_REQUESTS} or less",
+        lambda r, _: bool(r.server) and max(r.concurrencies, default=1) > _MOST_REQUESTS,
+    ),
+    Combination(
+        "--baseline-server=* without --server", "it is compared with another server", "add --server URL"
+    ),
+    Combination(
+        "--draft=* without --breakdown", "only a breakdown draws random weights", "give --draft-model FOLDER"
+    ),
+    Combination(
+        "evaluate without --target and --draft-model",
+        "nothing says what to measure",
+        "give both, or --server URL",
+        lambda r, _: not (r.server or r.breakdown or (r.target and r.draft_model)),
+    ),
+    Combination(
+        "--breakdown without one of --draft-model and --draft",
+        "it measures one draft",
+        "give --draft-model FOLDER or --draft NAME",
+        lambda r, _: r.breakdown and bool(r.draft_model) == bool(r.draft),
+    ),
+    Combination("--breakdown without --target", "it measures on a target", "add --target"),
+    *(
+        Combination(
+            f"{option} with --breakdown", "it decodes greedily and prints a table", "remove one of the two"
+        )
+        for option in ("--temperature=*", "--untrained", "--by-length", "--card", "--report=*")
+    ),
+    Combination("--bench=* with --breakdown", "it takes prompts from a file", "give --prompts FILE instead"),
+    Combination("--prompts=* with --bench=*", "both name the prompts", "remove one of the two"),
+    Combination(
+        "evaluate without --prompts and --bench",
+        "nothing says what to ask",
+        "give --prompts FILE, or --bench NAMES such as gsm8k,mt_bench",
+        lambda r, _: not r.prompts and not r.bench,
+    ),
+    Combination(
+        "--bench-data=* without --bench", "it holds the rows of benchmarks", "add --bench NAMES or remove it"
+    ),
+    Combination(
+        "several numbers in --num-draft-tokens=* with --breakdown",
+        "it takes one",
+        "give one number",
+        lambda r, _: r.breakdown and len(r.draft_token_counts) > 1,
+    ),
+    Combination(
+        "several numbers in --num-draft-tokens=* without --concurrency",
+        "they are compared at each concurrency",
+        "add --concurrency, such as 1,8,32",
+        lambda r, _: len(r.draft_token_counts) > 1 and not r.concurrency,
+    ),
+)
+"""Combinations of options that ``spec-trainer evaluate`` refuses."""
+
+_ONLY_A_FOLDER = "only the folder of a draft is written in 8 bits"
+
+EXPORT = (
+    Combination("--whole-target with --format=*", "it writes a folder", "remove one of the two"),
+    Combination("--dtype=* with --whole-target", _ONLY_A_FOLDER, "remove one of the two"),
+    Combination("--dtype=* with --format=*", _ONLY_A_FOLDER, "remove one of the two"),
+    Combination(
+        "--prompts=* without --dtype",
+        "they show what 8 bits change",
+        "add --dtype, or run spec-trainer evaluate, which measures any draft",
+    ),
+    Combination(
+        "--push-to-hub=* with --format=* of one file",
+        "the hub gets a folder",
+        "remove one of the two",
+        lambda options, written: bool(options.push_to_hub) and written is not None and not written.is_folder,
+    ),
+)
+"""Combinations of options that ``spec-trainer export`` refuses."""
+
+QUICKSTART = tuple(
+    Combination(f"{option}=* without --target", "the tiny target needs none", "add --target, or remove it")
+    for option in ("--data", "--budget")
+)
+"""Combinations of options that ``spec-trainer quickstart`` refuses."""

@@ -33,25 +33,33 @@ def test_request_out_of_range(name, value):
 
 
 def test_prompts_come_from_a_file_or_from_benchmarks():
-    for fields in ({}, {"prompts": Path("p"), "bench": "gsm8k"}):
-        with pytest.raises(ConfigError, match="needs one of --prompts FILE and --bench NAMES"):
-            EvaluationRequest(target="t", draft_model=Path("d"), **fields)
-    with pytest.raises(ConfigError, match="--bench-data=f is for --bench"):
+    with pytest.raises(ConfigError, match="evaluate without --prompts and --bench: nothing says what to ask"):
+        EvaluationRequest(target="t", draft_model=Path("d"))
+    with pytest.raises(ConfigError, match="--prompts=p with --bench=gsm8k: both name the prompts"):
+        request(bench="gsm8k")
+    with pytest.raises(ConfigError, match="--bench-data=f without --bench: it holds the rows of benchmarks"):
         request(bench_data=Path("f"))
 
 
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({}, "--breakdown needs --target, and one of --draft-model FOLDER and --draft NAME"),
-        ({"draft": "eagle3", "draft_model": Path("d")}, "one of --draft-model FOLDER and --draft NAME"),
-        ({"draft": "eagle3", "prompts": None, "bench": "gsm8k"}, "--breakdown needs --prompts FILE"),
-        ({"draft": "eagle3", "untrained": True}, "--untrained is not for --breakdown"),
-        ({"draft": "eagle3", "by_length": True}, "--by-length is not for --breakdown"),
-        ({"draft": "eagle3", "report": Path("r")}, "--report is not for --breakdown"),
-        ({"draft": "eagle3", "num_draft_tokens": "1,2", "concurrency": "1"}, "--breakdown takes one number"),
-        ({"draft": "eagle3", "breakdown": False}, "--draft='eagle3' is for --breakdown"),
-        ({"server": "http://a:1", "target": ""}, "--breakdown is not for --server"),
+        ({}, "--breakdown without one of --draft-model and --draft: it measures one draft"),
+        ({"draft": "eagle3", "draft_model": Path("d")}, "one of --draft-model and --draft: it measures one"),
+        (
+            {"draft": "eagle3", "prompts": None, "bench": "gsm8k"},
+            "--bench=gsm8k with --breakdown: it takes prompts from a file",
+        ),
+        ({"draft": "eagle3", "untrained": True}, "--untrained with --breakdown: it decodes greedily"),
+        ({"draft": "eagle3", "by_length": True}, "--by-length with --breakdown"),
+        ({"draft": "eagle3", "report": Path("r")}, "--report=r with --breakdown"),
+        (
+            {"draft": "eagle3", "num_draft_tokens": "1,2", "concurrency": "1"},
+            "--num-draft-tokens=1,2 with --breakdown: it takes one",
+        ),
+        ({"draft": "eagle3", "breakdown": False}, "--draft=eagle3 without --breakdown: only a breakdown"),
+        ({"draft": "eagle3", "target": ""}, "--breakdown without --target"),
+        ({"server": "http://a:1", "target": ""}, "--breakdown with --server: a server runs"),
     ],
 )
 def test_a_breakdown_is_of_one_draft_or_one_kind_of_draft(fields, problem):

@@ -9,10 +9,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import ArtifactError, ConfigError
+from spec_core.errors import ArtifactError
 from spec_core.wording import counted
 from spec_trainer.base.progress import StepProgress
 from spec_trainer.base.stop_request import StopRequest
+from spec_trainer.plan import combinations
 from spec_trainer.plan.resolve import read_inputs
 from spec_trainer.run.batch_schedule import BatchSchedule
 from spec_trainer.run.dispatch import check_sizes
@@ -50,11 +51,7 @@ def resolve_capture(
     Raise UsageError, with a message of one line, if the command line or an input is wrong.
     """
     parts, dataset = read_inputs(config_file, flags, overrides)
-    if parts.config.data.features is not None:
-        raise ConfigError(
-            f"data.features={parts.config.data.features} with capture, which makes such a folder; remove it, and "
-            "name the folder with --output"
-        )
+    combinations.refuse(combinations.CAPTURE, parts.config)
     capture = plan_capture(replace(parts, config=_for_capture(parts.config)), dataset)
     check_sizes(capture.run.schedule, parts.schema, capture.run.window_bytes)
     capture.run.members()

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from spec_core.errors import ConfigError
-from spec_core.wording import shortened, shown
-
-_OF_AN_ENGINE = (
-    "target", "draft_model", "draft", "engine", "backend", "num_draft_tokens", "untrained", "breakdown",
-    "by_length", "card",
-)  # fmt: skip
-"""Options of an engine that the command starts; ``--server`` refuses them."""
-_MOST_REQUESTS = 1024
-"""Largest number of concurrent requests to a server; each needs a thread and a connection."""
+from spec_core.wording import shortened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +65,9 @@ class EvaluationRequest:
     """File to write the figures and plots to, as one page of HTML that needs no network."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a value out of its range, and for options that exclude each other."""
-        self._check_measured()
+        """Raise ConfigError for a value out of its range, and for options that do not go together."""
+        from spec_trainer.plan import combinations
+
         for name, least in (
             ("max_new_tokens", 1),
             ("temperature", 0),
@@ -85,62 +78,9 @@ class EvaluationRequest:
                 raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"--seed={self.seed}: expected an integer of at most 64 bits")
-        if (self.prompts is None) == (not self.bench):
-            raise ConfigError(
-                "evaluate needs one of --prompts FILE and --bench NAMES, such as gsm8k,mt_bench"
-            )
-        if self.bench_data is not None and not self.bench:
-            raise ConfigError(f"--bench-data={self.bench_data} is for --bench")
         _check_numbers("--concurrency", self.concurrency, "1,8,32")
         _check_numbers("--num-draft-tokens", self.num_draft_tokens, "3 or 1,2,3,5")
-        if len(self.draft_token_counts) > 1 and (self.breakdown or not self.concurrency):
-            needs = (
-                "--breakdown takes one number"
-                if self.breakdown
-                else "give also --concurrency, such as 1,8,32"
-            )
-            raise ConfigError(
-                f"--num-draft-tokens={shortened(self.num_draft_tokens, 200)}: several numbers are compared at each "
-                f"concurrency; {needs}"
-            )
-        if self.server and max(self.concurrencies, default=1) > _MOST_REQUESTS:
-            raise ConfigError(
-                f"--concurrency={self.concurrency}: a server is asked {_MOST_REQUESTS} at once at most"
-            )
-
-    def _check_measured(self) -> None:
-        """Raise ConfigError unless the request has either a server, or a target and a draft.
-
-        Raise it also for an option that does not apply to the choice.
-        """
-        if self.server:
-            for field in fields(self):
-                if field.name in _OF_AN_ENGINE and getattr(self, field.name) != field.default:
-                    option = f"--{field.name.replace('_', '-')}"
-                    raise ConfigError(
-                        f"{option} is not for --server, which runs and drafts as it was started"
-                    )
-            return
-        if self.breakdown:
-            self._check_broken_down()
-        elif self.draft:
-            raise ConfigError(f"--draft={shown(self.draft)} is for --breakdown")
-        elif not self.target or self.draft_model is None:
-            raise ConfigError("evaluate needs --target and --draft-model, or --server URL")
-        if self.baseline_server:
-            raise ConfigError(f"--baseline-server={shown(self.baseline_server)} is for --server")
-
-    def _check_broken_down(self) -> None:
-        """Raise ConfigError unless a target, prompts and one draft are named, and nothing that is not measured."""
-        if not self.target or (self.draft_model is None) == (not self.draft):
-            raise ConfigError("--breakdown needs --target, and one of --draft-model FOLDER and --draft NAME")
-        if self.prompts is None:
-            raise ConfigError("--breakdown needs --prompts FILE")
-        for name in ("temperature", "untrained", "by_length", "card", "report"):
-            if getattr(self, name) not in (None, False):
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} is not for --breakdown, which decodes greedily and prints a table"
-                )
+        combinations.refuse(combinations.EVALUATE, self)
 
     @property
     def draft_folder(self) -> Path:
