@@ -16,8 +16,9 @@ class TimeLimit:
             self.begin()
 
     def begin(self) -> None:
-        """Set the deadline to its number of seconds from now."""
-        self._end_s = time.monotonic() + self._seconds
+        """Set the deadline to its number of seconds from now, unless it has begun."""
+        if self._end_s is None:
+            self._end_s = time.monotonic() + self._seconds
 
     @property
     def left_s(self) -> float:

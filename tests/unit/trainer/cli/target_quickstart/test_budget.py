@@ -28,37 +28,38 @@ def test_other_budgets_are_refused(text):
         parse_budget(text)
 
 
-def times(budget_s, starts_slowly):
+def times(budget_s, slow_starts=()):
     spent = {}
     for stage in SHARES:
-        spent[stage] = time_for(stage, budget_s, spent, starts_slowly)
+        spent[stage] = time_for(stage, budget_s, spent, slow_starts).whole_s
     return spent
 
 
 def test_all_stages_together_take_the_budget():
-    spent = times(600, starts_slowly=False)
+    spent = times(600)
     assert sum(spent.values()) == pytest.approx(600)
     assert spent[PROMPTS] == pytest.approx(60)
 
 
+@pytest.mark.parametrize("slow", [tuple(STARTS_S), (PROMPTS, ANSWERS, FIGURES)])
 @pytest.mark.parametrize("budget_s", [60, 600, 6000])
-def test_starts_of_a_slow_engine_take_time_of_their_own(budget_s):
-    spent = times(budget_s, starts_slowly=True)
+def test_starts_of_a_slow_engine_take_time_of_their_own(budget_s, slow):
+    spent = times(budget_s, slow)
     assert sum(spent.values()) == pytest.approx(budget_s)
     assert spent[COST] == 0
-    scale = min(1, 0.7 * budget_s / sum(STARTS_S.values()))
-    worked = {stage: spent[stage] - scale * STARTS_S[stage] for stage in (ANSWERS, TRAINING, FIGURES)}
+    scale = min(1, 0.7 * budget_s / sum(STARTS_S[stage] for stage in slow))
+    starts = {stage: scale * STARTS_S[stage] if stage in slow else 0 for stage in STARTS_S}
+    assert time_for(PROMPTS, budget_s, {}, slow).starts_s == pytest.approx(starts[PROMPTS])
+    worked = {stage: spent[stage] - starts[stage] for stage in (ANSWERS, TRAINING, FIGURES)}
     assert worked[TRAINING] / worked[ANSWERS] == pytest.approx(SHARES[TRAINING] / SHARES[ANSWERS])
     assert worked[FIGURES] / worked[ANSWERS] == pytest.approx(SHARES[FIGURES] / SHARES[ANSWERS])
 
 
 def test_what_a_stage_leaves_goes_to_the_others():
-    alone = time_for(ANSWERS, 600, {PROMPTS: 60, COST: 72}, starts_slowly=False)
-    assert time_for(ANSWERS, 600, {PROMPTS: 0, COST: 0}, starts_slowly=False) == pytest.approx(
-        alone * 600 / 468
-    )
+    alone = time_for(ANSWERS, 600, {PROMPTS: 60, COST: 72}).work_s
+    assert time_for(ANSWERS, 600, {PROMPTS: 0, COST: 0}).work_s == pytest.approx(alone * 600 / 468)
 
 
 def test_a_late_stage_gets_nothing_if_the_time_is_over():
     spent = {stage: 150.0 for stage in SHARES if stage != REPORT}
-    assert time_for(REPORT, 600, spent, starts_slowly=False) == 0
+    assert time_for(REPORT, 600, spent).whole_s == 0

@@ -6,6 +6,8 @@ from spec_core import Draft
 from spec_core.errors import ConfigError, PluginUnavailable
 from spec_core.plugins import load
 from spec_kit.targets.target_reader import read_target
+from spec_trainer.cli.target_quickstart import work
+from spec_trainer.cli.target_quickstart.budget import FIGURES, TRAINING
 from spec_trainer.cli.target_quickstart.engine import choose_engine
 from spec_trainer.cli.target_quickstart.recipe import Machine
 
@@ -44,11 +46,15 @@ NAMES = {"a-inside": "Inside", "b-absent": "Absent", "c-blind": "Blind", "d-able
 
 
 @pytest.fixture
-def choose(tiny_llama, tmp_path, monkeypatch):
+def engines(tmp_path, monkeypatch):
     points = [f"{name} = machine_engines:{of}\n" for name, of in NAMES.items()]
     site = write_distribution(tmp_path / "site", "machine-engines", f"[spec_core.engines]\n{''.join(points)}")
     (site / "machine_engines.py").write_text(MODULE)
     monkeypatch.syspath_prepend(site)
+
+
+@pytest.fixture
+def choose(engines, tiny_llama):
     draft_type = load(Draft, "eagle3")
     target, draft = read_target(tiny_llama), draft_type(draft_type.Config(name="eagle3"))
     return lambda name, machine: choose_engine(name, machine, target, draft)
@@ -80,3 +86,19 @@ def test_a_named_engine_is_taken(choose):
 def test_a_named_engine_that_cannot_do_it_is_an_error(choose, name, error, message):
     with pytest.raises(error, match=message):
         choose(name, ACCELERATOR)
+
+
+def test_short_rounds_train_with_an_engine_that_needs_no_start(engines, request_of, monkeypatch):
+    monkeypatch.setattr(work, "look_at_machine", lambda backend: ACCELERATOR)
+    checked = work.check_request(request_of(engine=None))
+    assert checked.engine == "d-able"
+    trains = {seconds: checked.training_engine(seconds)[0].config.engine.name for seconds in (1799, 1800)}
+    assert trains == {1799: "a-inside", 1800: "d-able"}
+    assert set(checked.slow_starts(1800)) - set(checked.slow_starts(1799)) == {TRAINING}
+    assert FIGURES in checked.slow_starts(1799)
+
+
+def test_a_named_engine_trains_every_round(engines, request_of, monkeypatch):
+    monkeypatch.setattr(work, "look_at_machine", lambda backend: ACCELERATOR)
+    options, _ = work.check_request(request_of(engine="d-able")).training_engine(60)
+    assert options.config.engine.name == "d-able"

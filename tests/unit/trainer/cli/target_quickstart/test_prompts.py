@@ -78,6 +78,12 @@ def test_the_target_writes_each_question_once_and_ends_it(make_work):
     assert not set(texts) & {row["messages"][0]["content"] for row in again}
 
 
+@pytest.mark.parametrize(("has_begun", "taken"), [(True, 0), (False, 1)])
+def test_time_that_has_not_begun_begins_with_the_first_question(make_work, has_begun, taken):
+    _, counts = prompts.sample_questions(make_work(), {}, 0, 6, TimeLimit(1e-9, has_begun=has_begun))
+    assert counts.taken == taken
+
+
 def test_samples_that_repeat_or_do_not_end_are_counted():
     samples = [(" Why?", True), ("why", True), ("And how?", True), ("never ends", False), ("...", True)]
     counts = PromptCounts(source="here")

@@ -8,7 +8,7 @@ from spec_core.errors import ArtifactError, DataError, PluginNotFound, TargetErr
 from spec_trainer.cli.app import run
 from spec_trainer.cli.target_quickstart import folder
 from spec_trainer.cli.target_quickstart import run as quickstart
-from spec_trainer.cli.target_quickstart.budget import ANSWERS, PROMPTS, SHARES, time_for
+from spec_trainer.cli.target_quickstart.budget import ANSWERS, PROMPTS, SHARES, StageTime, time_for
 from spec_trainer.run.metrics import read_metrics
 
 from .conftest import SECONDS
@@ -17,7 +17,7 @@ from .conftest import SECONDS
 @pytest.fixture(autouse=True)
 def enough_time(monkeypatch):
     """Prompts and answers end when enough are there, however slow the machine is."""
-    given = {PROMPTS: 600.0, ANSWERS: 600.0}
+    given = {stage: StageTime(0.0, 600.0) for stage in (PROMPTS, ANSWERS)}
     monkeypatch.setattr(
         quickstart, "time_for", lambda stage, *rest: given.get(stage) or time_for(stage, *rest)
     )

@@ -115,8 +115,9 @@ def regenerate_answers(
 ) -> dict[str, Any]:
     """Answer every row of the data, and return the document of ``regenerate --json``.
 
-    ``words``: arguments of the form ``section.key=value``. ``limit``: the answers that are under way then are
-    dropped; the output, whose rows are in the order in which they were answered, can be continued.
+    ``words``: arguments of the form ``section.key=value``. ``limit``: begins, unless it has begun, when the engine
+    has started; the answers that are under way at its end are dropped. The output, whose rows are in the order in
+    which they were answered, can be continued.
     """
     work = prepare_regeneration(request, words)
     about = {"target": str(work.target.folder), "data": request.data}
@@ -204,6 +205,8 @@ def _answer_rest(
     progress = StepProgress(total, "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s", "row")
     with _started_engine(work, file.rows) as engine, progress:
         started = time.monotonic()
+        if limit is not None:
+            limit.begin()
         for request, answer in engine.generate_unordered(requests.next_request, sampling):
             answer = cut_at_end_token(answer, engine, sampling)
             num_tokens += len(answer.token_ids)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 PROMPTS, COST, ANSWERS, TRAINING, FIGURES, REPORT = (
     "prompts", "cost", "answers", "training", "figures", "report",
@@ -19,21 +20,40 @@ SHARES: Mapping[str, float] = {
 
 
 STARTS_S: Mapping[str, float] = {PROMPTS: 40.0, ANSWERS: 40.0, TRAINING: 120.0, FIGURES: 180.0}
-"""Stage -> seconds of it that the starts of an engine on an accelerator take, the first time on a machine. With vLLM
-0.26 on an H200 a start took 30 to 60 s, and the first one with a draft, which compiles it, two minutes."""
+"""Stage -> seconds of it that the starts of an engine with processes of its own take on an accelerator, the first
+time on a machine. With vLLM 0.26 on an H200 a start took 30 to 75 s, and the first one with a draft, which compiles
+it, two minutes."""
 _MOST_STARTS = 0.7
 """Largest share of the time that is set aside for starts."""
 
 
-def time_for(stage: str, budget_s: float, spent: Mapping[str, float], starts_slowly: bool) -> float:
-    """Return the seconds that ``stage`` may take; ``spent`` has the seconds of each stage that has ended.
+class StageTime(NamedTuple):
+    """The time that a stage of a round may take."""
 
-    ``starts_slowly``: the engine's starts take long (``STARTS_S``), so ``COST``, which needs several, gets no time.
+    starts_s: float
+    """Seconds that are set aside for the engine's starts."""
+    work_s: float
+    """Seconds that are left for the work."""
+
+    @property
+    def whole_s(self) -> float:
+        """Starts and work together."""
+        return self.starts_s + self.work_s
+
+
+def time_for(
+    stage: str, budget_s: float, spent: Mapping[str, float], slow_starts: Collection[str] = ()
+) -> StageTime:
+    """Return the time that ``stage`` may take; ``spent`` has the seconds of each stage that has ended.
+
+    ``slow_starts``: the stages whose engine takes long to start (``STARTS_S``). If there are any, ``COST``, which
+    would need several starts, gets no time.
     """
     left_s = max(0.0, budget_s - sum(spent.values()))
-    without = {*spent, COST} if starts_slowly else {*spent}
+    without = {*spent, COST} if slow_starts else {*spent}
     shares = {name: share for name, share in SHARES.items() if name not in without}
-    scale = min(1.0, _MOST_STARTS * budget_s / sum(STARTS_S.values())) if starts_slowly else 0.0
-    starts = {name: scale * seconds for name, seconds in STARTS_S.items() if name not in spent}
+    slow = {name: STARTS_S[name] for name in slow_starts}
+    scale = min(1.0, _MOST_STARTS * budget_s / sum(slow.values())) if slow else 0.0
+    starts = {name: scale * seconds for name, seconds in slow.items() if name not in spent}
     worked_s = max(0.0, left_s - sum(starts.values()))
-    return starts.get(stage, 0.0) + worked_s * shares.get(stage, 0.0) / sum(shares.values())
+    return StageTime(starts.get(stage, 0.0), worked_s * shares.get(stage, 0.0) / sum(shares.values()))

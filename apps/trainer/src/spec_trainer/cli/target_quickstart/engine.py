@@ -20,15 +20,28 @@ def choose_engine(name: str | None, machine: Machine, target: TargetSpec, draft:
     the default one, cannot run the target here.
     """
     if name is None and not machine.is_cpu:
-        for other, engine in load_each(Engine):
-            if not isinstance(engine, type) or engine.abilities.in_process:
-                continue
-            try:
-                with foreign_errors(PluginError, f"engine {other!r} is passed over"):
-                    return _checked(other, machine, target, draft)
-            except UsageError:
-                continue
+        chosen = _first(machine, target, draft, in_process=False)
+        if chosen is not None:
+            return chosen
     return _checked(name or DEFAULT_PLUGINS["engine"], machine, target, draft)
+
+
+def engine_without_start(machine: Machine, target: TargetSpec, draft: Draft) -> Chosen | None:
+    """Return the first engine that runs the target in the trainer's process, so that training starts at once."""
+    return _first(machine, target, draft, in_process=True)
+
+
+def _first(machine: Machine, target: TargetSpec, draft: Draft, *, in_process: bool) -> Chosen | None:
+    """Return the first engine that can do all that is needed here; None if there is none."""
+    for name, engine in load_each(Engine):
+        if not isinstance(engine, type) or engine.abilities.in_process is not in_process:
+            continue
+        try:
+            with foreign_errors(PluginError, f"engine {name!r} is passed over"):
+                return _checked(name, machine, target, draft)
+        except UsageError:
+            continue
+    return None
 
 
 def _checked(name: str, machine: Machine, target: TargetSpec, draft: Draft) -> Chosen:

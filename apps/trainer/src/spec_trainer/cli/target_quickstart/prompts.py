@@ -131,7 +131,8 @@ def sample_questions(
 ) -> tuple[list[Row], PromptCounts]:
     """Let the target write questions until ``wanted`` are there or the time is over.
 
-    ``known``: the words of earlier questions (``words_of``). ``position``: number of earlier samples.
+    ``known``: the words of earlier questions (``words_of``). ``position``: number of earlier samples. ``limit``:
+    begins, unless it has begun, with the first question, because an engine may start slowly.
     """
     prefix = question_prefix(work.encoder)
     counts = PromptCounts(source=THE_TARGET, position=position)
@@ -184,6 +185,7 @@ def _samples(
         return GenerationRequest(prompt=prefix.token_ids, seed=seed)
 
     for _, answer in engine.generate_unordered(next_request, sampling):
+        limit.begin()
         yield _question(cut_at_end_token(answer, engine, sampling), prefix, work)
         if limit.is_over:  # answers that are under way are dropped
             return

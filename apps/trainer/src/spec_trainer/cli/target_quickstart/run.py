@@ -20,6 +20,7 @@ from spec_trainer.cli.target_quickstart.budget import (
     REPORT,
     SHARES,
     TRAINING,
+    StageTime,
     time_for,
 )
 from spec_trainer.cli.target_quickstart.cost import can_pay, measure_cost
@@ -75,12 +76,14 @@ def run_target_quickstart(request: TargetQuickstart) -> dict[str, Any]:
 def _complete(work: Work, one: Round) -> None:
     """Go through the stages of a round that have not ended."""
     earlier = work.folder.rounds[:-1]
-    stages: Mapping[str, Callable[[TimeLimit], object]] = {
-        PROMPTS: lambda limit: _collect_prompts(work, one, earlier, limit),
-        COST: lambda limit: _measure_cost(work, one, limit),
-        ANSWERS: lambda limit: answer_round(work, one, earlier, limit, whole),
-        TRAINING: lambda limit: train_draft(work, one, earlier, limit),
-        FIGURES: lambda limit: write_document(one.figures, measure_draft(work, one, limit)),
+    stages: Mapping[str, Callable[[StageTime], object]] = {
+        PROMPTS: lambda given: _collect_prompts(work, one, earlier, _once_started(given)),
+        COST: lambda given: _measure_cost(work, one, TimeLimit(given.whole_s)),
+        ANSWERS: lambda given: answer_round(work, one, earlier, _once_started(given), whole),
+        TRAINING: lambda given: train_draft(work, one, earlier, TimeLimit(given.whole_s)),
+        FIGURES: lambda given: write_document(
+            one.figures, measure_draft(work, one, TimeLimit(given.whole_s))
+        ),
         REPORT: lambda _: _write_report(work, one),
     }
     assert list(stages) == list(SHARES), "the stages have shares of the time"
@@ -89,11 +92,16 @@ def _complete(work: Work, one: Round) -> None:
         spent = one.spent
         if stage in spent:
             continue
-        seconds = time_for(stage, one.budget_s, spent, work.starts_slowly)
+        given = time_for(stage, one.budget_s, spent, work.slow_starts(one.budget_s))
         start = time.monotonic()
-        log.info("%s: %s, %.0f s", one.root.name, _TITLES[stage], seconds)
-        perform(TimeLimit(seconds))
+        log.info("%s: %s, %.0f s", one.root.name, _TITLES[stage], given.whole_s)
+        perform(given)
         one.end_stage(stage, time.monotonic() - start)
+
+
+def _once_started(given: StageTime) -> TimeLimit:
+    """Return a limit of the work that begins when the engine has started, however long that takes."""
+    return TimeLimit(given.work_s, has_begun=False)
 
 
 def _collect_prompts(work: Work, one: Round, earlier: Sequence[Round], limit: TimeLimit) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from spec_trainer.base.stop_request import Interrupted
 from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.commands.train import run_training
+from spec_trainer.cli.target_quickstart.budget import TRAINING
 from spec_trainer.cli.target_quickstart.folder import Round, read_all, read_document, write_document
 from spec_trainer.cli.target_quickstart.recipe import draft_options, training_words
 from spec_trainer.cli.target_quickstart.work import Work
@@ -58,17 +59,18 @@ def resolved_run(work: Work, one: Round) -> RunSpec:
         "data.path": str(one.training),
         "backend.name": work.machine.backend,
         "draft.name": work.request.draft,
-        "engine.name": work.engine,
+        "engine.name": recipe["engine"],
         "output": str(one.run),
         "seed": work.request.seed,
         "train.steps": recipe.get("steps", _UNKNOWN_STEPS),
-        "train.save_every": recipe.get("save_every", 1),
+        "train.save_every": recipe.get("save_every", _UNKNOWN_STEPS),
     }
     return resolve(None, flags, recipe["words"])
 
 
 def _recipe(work: Work, one: Round, earlier: Sequence[Round]) -> dict[str, Any]:
     num_tokens = sum(len(row["input_ids"]) for row in read_all(one.training))
+    engine, engine_words = work.training_engine(one.budget_s)
     options = draft_options(work.draft_type, work.target, work.machine, one.budget_s)
     if earlier:  # an option that is left out is the earlier draft's
         options.pop("vocab_size", None)
@@ -76,10 +78,10 @@ def _recipe(work: Work, one: Round, earlier: Sequence[Round]) -> dict[str, Any]:
         *(f"draft.{key}={value}" for key, value in options.items()),
         *([f"draft.init_from={earlier[-1].draft}"] if earlier else ()),
         *training_words(work.target, work.machine, num_tokens, one.budget_s),
-        *work.engine_words,
+        *engine_words,
         f"data.max_length={work.lengths.both}",
     ]
-    return {"words": words, "training_tokens": num_tokens}
+    return {"engine": engine.config.engine.name, "words": words, "training_tokens": num_tokens}
 
 
 def _time_steps(work: Work, one: Round, limit: TimeLimit) -> None:
@@ -94,7 +96,7 @@ def _time_steps(work: Work, one: Round, limit: TimeLimit) -> None:
             raise
     step_s = _step_s(one)
     around_s = max(0.0, begin_s - limit.left_s - step_s * _done_steps(one))
-    left_s = limit.left_s - around_s - (0.0 if work.starts_slowly else around_s)
+    left_s = limit.left_s - around_s - (around_s if _starts_at_once(work, one) else 0.0)
     _note_pace(one, _done_steps(one) + max(1, int(_SAFETY * left_s / step_s)), step_s, around_s)
     log.info("a step takes %.2f s: %d steps", step_s, read_document(one.recipe)["steps"])
 
@@ -109,7 +111,11 @@ def _note_pace(one: Round, steps: int, step_s: float | None = None, around_s: fl
 
 def _reserve_s(work: Work, one: Round) -> float:
     """Return the seconds that are left for a run that is too slow to be ended; none if it starts slowly."""
-    return 0.0 if work.starts_slowly else _around_s(one)
+    return _around_s(one) if _starts_at_once(work, one) else 0.0
+
+
+def _starts_at_once(work: Work, one: Round) -> bool:
+    return TRAINING not in work.slow_starts(one.budget_s)
 
 
 def _around_s(one: Round) -> float:

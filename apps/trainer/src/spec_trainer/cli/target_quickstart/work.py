@@ -9,7 +9,8 @@ from typing import Any
 from spec_core import Draft, TargetSpec
 from spec_core.plugins import load_available
 from spec_trainer.base.hub import resolve_target
-from spec_trainer.cli.target_quickstart.engine import choose_engine
+from spec_trainer.cli.target_quickstart.budget import STARTS_S, TRAINING
+from spec_trainer.cli.target_quickstart.engine import Chosen, choose_engine, engine_without_start
 from spec_trainer.cli.target_quickstart.folder import QuickstartFolder
 from spec_trainer.cli.target_quickstart.prompts import check_source
 from spec_trainer.cli.target_quickstart.recipe import (
@@ -21,6 +22,10 @@ from spec_trainer.cli.target_quickstart.recipe import (
 from spec_trainer.cli.target_quickstart.request import TargetQuickstart
 from spec_trainer.configuration.engine_options import EngineOptions
 from spec_trainer.data.tokens import Encoder
+
+_LONG_S = 1800.0
+"""Budget from which the training may start an engine with processes of its own: then its starts take at most a
+fifth of the training's time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,8 @@ class Work:
     options: EngineOptions
     engine_words: tuple[str, ...]
     """``engine.key=value`` arguments of every command that starts the engine."""
+    without_start: Chosen | None
+    """An engine that runs in the trainer's process, if the other one starts slowly and the user has named none."""
     encoder: Encoder
 
     @cached_property
@@ -49,7 +56,24 @@ class Work:
     @property
     def starts_slowly(self) -> bool:
         """Whether the engine is a program of its own on an accelerator, where it compiles kernels as it starts."""
-        return not (self.machine.is_cpu or self.options.engine_type.abilities.in_process)
+        return _starts_slowly(self.machine, self.options)
+
+    def training_engine(self, budget_s: float) -> Chosen:
+        """Return the engine whose features a round trains on.
+
+        An engine with processes of its own captures faster than one in the trainer's process, but the training
+        starts it twice. In a short round that takes longer than it saves.
+        """
+        if self.without_start is None or budget_s >= _LONG_S:
+            return self.options, self.engine_words
+        return self.without_start
+
+    def slow_starts(self, budget_s: float) -> tuple[str, ...]:
+        """Return the stages of a round whose engine takes long to start."""
+        if not self.starts_slowly:
+            return ()
+        options, _ = self.training_engine(budget_s)
+        return tuple(name for name in STARTS_S if name != TRAINING or _starts_slowly(self.machine, options))
 
     @property
     def lengths(self) -> Lengths:
@@ -65,9 +89,14 @@ class Work:
             "data": request.data,
             "draft": request.draft,
             "engine": self.engine,
+            "training engine": self.training_engine(0.0)[0].config.engine.name,
             "backend": self.machine.backend,
             "seed": request.seed,
         }
+
+
+def _starts_slowly(machine: Machine, options: EngineOptions) -> bool:
+    return not (machine.is_cpu or options.engine_type.abilities.in_process)
 
 
 def check_request(request: TargetQuickstart) -> Work:
@@ -81,6 +110,7 @@ def check_request(request: TargetQuickstart) -> Work:
     draft.check_target(target)
     check_target_tensors(target, draft.target_tensors(target))
     options, words = choose_engine(request.engine, machine, target, draft)
+    slow = request.engine is None and _starts_slowly(machine, options)
     work = Work(
         request=request,
         target=target,
@@ -88,6 +118,7 @@ def check_request(request: TargetQuickstart) -> Work:
         draft_type=draft_type,
         options=options,
         engine_words=words,
+        without_start=engine_without_start(machine, target, draft) if slow else None,
         encoder=Encoder(target.folder, target.vocab_size, options.config.data),
     )
     check_source(work.encoder, request.data)
