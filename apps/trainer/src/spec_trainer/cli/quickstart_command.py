@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from spec_core.errors import ConfigError
 from spec_processes import hide_broken_extensions
 from spec_trainer.cli.documents import print_document, print_text
 from spec_trainer.cli.log_flags import Json, LogFlags
@@ -61,10 +61,11 @@ def quickstart(
     seed
         Seed of the draft's initial weights and data order; other seeds show how far results differ by chance.
     """
-    if target is None and (data is not None or budget is not None):
-        raise ConfigError("--data and --budget are for --target: name the target that the draft is for")
     hide_broken_extensions()
+    from spec_trainer.plan import combinations
     from spec_trainer.run.serving import closing_lines
+
+    combinations.refuse(combinations.QUICKSTART, SimpleNamespace(target=target, data=data, budget=budget))
 
     if target is None:
         engine = engine or DEFAULT_PLUGINS["engine"]

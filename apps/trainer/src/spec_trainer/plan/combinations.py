@@ -371,7 +371,11 @@ EXPORT = (
 """Combinations of options that ``spec-trainer export`` refuses."""
 
 QUICKSTART = tuple(
-    Combination(f"{option}=* without --target", "the tiny target needs none", "add --target, or remove it")
+    Combination(
+        f"{option}=* without --target",
+        "--data and --budget are for --target",
+        "name the target that the draft is for",
+    )
     for option in ("--data", "--budget")
 )
 """Combinations of options that ``spec-trainer quickstart`` refuses."""
