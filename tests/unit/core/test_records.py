@@ -67,6 +67,15 @@ def test_schema_knows_its_shape_and_size():
     assert schema.bytes_per_token() == 3 * 16 * 2
 
 
+def test_states_in_8_bits_are_rows_of_bytes_with_a_scale():
+    schema = FeatureSchema(layers=(0, 4), hidden_size=16, dtype="bfloat16", sent_dtype="fp8_e4m3")
+    assert schema.shape(5) == (5, 2, 16)
+    assert schema.sent.shape(5) == (5, 2, 20)
+    assert schema.sent.torch_dtype() is torch.uint8
+    assert schema.sent.bytes_per_token() == 2 * (16 + 4)
+    assert schema.sent.sent == schema.sent
+
+
 @pytest.mark.parametrize("layers", [(), (2, 1), (1, 1), (-1, 2)])
 def test_schema_wants_unique_ascending_layers(layers):
     with pytest.raises(ValueError, match="unique, ascending"):

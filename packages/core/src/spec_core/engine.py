@@ -5,7 +5,8 @@ Contract (``spec_testing.EngineSuite`` quotes the numbers):
 E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, and to no other.
     The sample has the request's id and the token ids that were run. Requests in progress have different ids.
 E2  Layer k of the schema is the residual stream entering target layer k; k = num_layers is the input of the
-    final norm. Values do not depend on which requests share a batch, beyond rounding.
+    final norm. Values do not depend on which requests share a batch, beyond rounding. They are sent as
+    ``FeatureSchema.sent`` says, over connections of that schema.
 E3  The future of a capture is done when every sample was handed to its transport. An error of the target or
     of a send ends the future; it is never only logged.
 E4  ``generate`` without draft tokens is plain decoding; greedy output with a draft equals it token by token

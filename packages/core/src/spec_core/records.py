@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from spec_core.generation import (
     AcceptanceCounters,
@@ -105,11 +105,23 @@ class FeatureSchema:
     layers: tuple[int, ...]
     hidden_size: int
     dtype: str
+    sent_dtype: Literal["target", "fp8_e4m3"] = "target"
+    """How states are sent and stored: in ``dtype``, or in 8-bit floating point (``sent``)."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if the layers are not unique, ascending and at least 0."""
         if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
             raise ValueError(f"layers must be unique, ascending and >= 0, got {self.layers}")
+
+    @property
+    def sent(self) -> FeatureSchema:
+        """The schema of states as they are sent and stored.
+
+        In ``fp8_e4m3`` a row has H + 4 bytes (uint8): its values in e4m3, then its scale, a float32.
+        """
+        if self.sent_dtype == "target":
+            return self
+        return FeatureSchema(layers=self.layers, hidden_size=self.hidden_size + 4, dtype="uint8")
 
     def shape(self, num_tokens: int) -> tuple[int, int, int]:
         """Return the shape [T, N, H] of the hidden states of ``num_tokens`` tokens."""
@@ -156,7 +168,7 @@ class FeatureSample:
     input_ids: Tensor
     """int64 [T]: the token ids that the engine ran. The trainer compares them with its request."""
     hidden_TNH: Tensor
-    """Hidden states [T, N, H] in the dtype and layer order of the schema."""
+    """Hidden states [T, N, H] in the dtype and layer order of the schema, as it is ``FeatureSchema.sent``."""
 
     @property
     def num_bytes(self) -> int:

@@ -241,6 +241,8 @@ class HfEngine(Engine):
     def _capture(self, requests: list[CaptureRequest], schema: FeatureSchema) -> None:
         import torch
 
+        from spec_kit.layers import encode_features
+
         self._check_capture(schema)
         for indices in forward_passes(requests, self.config.batch_tokens):
             self._check_open()
@@ -249,7 +251,8 @@ class HfEngine(Engine):
                 states = [self._model.states_with_images(chosen[0].input_ids, chosen[0].images, schema)]
             else:
                 states = self._model.states([r.input_ids for r in chosen], schema)
-            for request, hidden_TNH in zip(chosen, states, strict=True):
+            for request, captured_TNH in zip(chosen, states, strict=True):
+                hidden_TNH = encode_features(captured_TNH, schema)
                 ids = torch.tensor(request.input_ids, dtype=torch.int64, device=self._device)
                 sample = FeatureSample(request_id=request.request_id, input_ids=ids, hidden_TNH=hidden_TNH)
                 for destination in request.destinations:
@@ -269,7 +272,7 @@ class HfEngine(Engine):
         key = (destination, schema)
         if key not in self._senders:
             transport = self._check_capture(schema)
-            self._senders[key] = transport.connect(destination, schema, self._config.send_timeout_s)
+            self._senders[key] = transport.connect(destination, schema.sent, self._config.send_timeout_s)
         return self._senders[key]
 
     def _send(self, sender: FeatureSender, sample: FeatureSample) -> None:

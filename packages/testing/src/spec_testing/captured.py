@@ -41,3 +41,13 @@ def assert_states_close(got_TNH: Tensor, expected_TNH: Tensor) -> None:
     """Assert that states are equal up to rounding."""
     scale = float(expected_TNH.abs().max())
     torch.testing.assert_close(got_TNH.cpu(), expected_TNH.cpu(), rtol=0, atol=_TOLERANCE * scale)
+
+
+def assert_rounded(sent_TNH: Tensor, expected_TNH: Tensor) -> None:
+    """Assert that states that were sent in 8 bits are equal to others up to the rounding of e4m3."""
+    expected = expected_TNH.double().cpu()
+    scale_TN1 = sent_TNH[..., -4:].cpu().contiguous().view(torch.float32).double()
+    got = sent_TNH[..., :-4].cpu().view(torch.float8_e4m3fn).double() * scale_TN1
+    # Half of the last of three bits, or of the smallest number; and what the states themselves may differ by.
+    rounding = torch.maximum(expected.abs() * 2.0**-4, scale_TN1 * 2.0**-10)
+    assert bool(((got - expected).abs() <= rounding + _TOLERANCE * expected.abs().max()).all())

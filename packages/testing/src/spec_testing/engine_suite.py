@@ -44,7 +44,7 @@ from spec_testing.answer_checks import (
     greedy_answer,
     token_rows,
 )
-from spec_testing.captured import assert_states_close, receive_copies, requests_to
+from spec_testing.captured import assert_rounded, assert_states_close, receive_copies, requests_to
 from spec_testing.conformance import ConformanceSuite
 from spec_testing.frozen_checks import assert_frozen_products
 from spec_testing.limits import patient
@@ -142,6 +142,23 @@ class EngineSuite(ConformanceSuite):
         for request in requests:
             expected_TNH = reference.hidden(request.input_ids)[:, list(schema.layers)]
             assert_states_close(together[request.request_id], expected_TNH)
+
+    def test_e2_states_are_sent_as_the_schema_says(
+        self,
+        engine: Engine,
+        schema: FeatureSchema,
+        transport: Transport,
+        reference: ReferenceTarget,
+    ) -> None:
+        """E2: states in 8 bits are those of the target, rounded."""
+        in_8_bits = replace(schema, sent_dtype="fp8_e4m3")
+        with transport.listen(in_8_bits.sent, WINDOW_BYTES) as receiver:
+            requests = requests_to(engine, [receiver.address])
+            engine.capture(requests, in_8_bits).result(LIMIT_S)
+            samples = {s.request_id: s for s in receive_copies(receiver, len(requests))}
+        for request in requests:
+            expected_TNH = reference.hidden(request.input_ids)[:, list(schema.layers)]
+            assert_rounded(samples[request.request_id].hidden_TNH, expected_TNH)
 
     def test_e3_future_is_done_when_all_is_sent(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]

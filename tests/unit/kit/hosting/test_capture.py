@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from spec_core.errors import EngineError, PeerLost, ProtocolError
 from spec_core.records import CaptureRequest, FeatureSchema
 from spec_kit.hosting import FeatureExporter
 from spec_kit.hosting.capture_controller import CaptureController
+from spec_kit.layers import decode_features
 from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
 from spec_processes.sockets import peer_admission
 
@@ -86,6 +88,23 @@ def test_states_reach_the_destination_of_their_request(controller, exporter, rec
     ]
     assert all(torch.equal(s.hidden_TNH, states(len(s.input_ids))) for s in got)
     assert done.result(LIMIT_S) is None
+
+
+def test_states_are_sent_as_the_schema_says() -> None:
+    schema = replace(SCHEMA, sent_dtype="fp8_e4m3")
+    with (
+        SharedMemoryTransport().listen(schema.sent, 1 << 16) as receiver,
+        CaptureController(CONTEXT, schema, send_timeout_s=2.0) as controller,
+        FeatureExporter(controller.address, LIMIT_S) as exporter,
+    ):
+        assert controller.wait_connected(LIMIT_S)
+        (name,), done = registered(controller, request(1, receiver.address))
+        exporter.export(1, name, [0, 1, 2], states())
+        decoded = torch.zeros(3, 2, 4)
+        decode_features(receiver.receive(LIMIT_S).hidden_TNH, decoded)
+        assert done.result(LIMIT_S) is None
+    torch.testing.assert_close(decoded, states(), rtol=2.0**-4, atol=0)
+    assert not torch.equal(decoded, states())
 
 
 def test_trainer_gets_the_tokens_that_were_run(controller, exporter, receiver) -> None:

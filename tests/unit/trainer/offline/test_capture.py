@@ -52,6 +52,7 @@ def test_other_features_in_the_folder_are_refused(capture, make_target):
         "draft.layers=[1,4]": r"layers \[2, 4, 5, 8\] there, \[1, 4, 8\] here",
         "data.max_length=9": "data .* there, .* here",
         "capture.shard_bytes=50000": "capture.shard_bytes 40000 there, 50000 here",
+        "data.features_dtype=fp8_e4m3": "data.features_dtype target there, fp8_e4m3 here",
     }.items():
         with pytest.raises(ArtifactError, match=difference):
             capture(key)

@@ -27,7 +27,12 @@ def test_what_was_written_comes_back(made):
 
 def test_it_is_json_that_says_what_the_folder_holds(made):
     document = json.loads((made.folder.root / INDEX_FILE).read_text())
-    assert document["schema"] == {"layers": [1, 3], "hidden_size": 4, "dtype": "bfloat16"}
+    assert document["schema"] == {
+        "layers": [1, 3],
+        "hidden_size": 4,
+        "dtype": "bfloat16",
+        "sent_dtype": "target",
+    }
     assert document["target_digest"] == "t" * 40
     assert document["shards"][1]["file"] == "features-00001.safetensors"
     assert document["shards"][1]["num_tokens"] == [1, 4]

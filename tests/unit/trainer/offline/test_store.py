@@ -29,6 +29,14 @@ def test_more_layers_than_the_draft_needs_are_fine_and_fewer_are_not(capture, re
         resolved(f"data.features={folder}", "draft.layers=[1,3]")
 
 
+def test_features_of_another_dtype_are_refused(capture, resolved):
+    folder = capture("data.features_dtype=fp8_e4m3")
+    with pytest.raises(
+        ArtifactError, match=r"captured with data.features_dtype=fp8_e4m3, this run has target; set"
+    ):
+        resolved(f"data.features={folder}")
+
+
 def test_another_target_is_refused(capture, resolved, make_target):
     folder = capture()
     with pytest.raises(ArtifactError, match="was captured from another target than"):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from spec_core.errors import RunError
 from spec_trainer.base.progress import StepProgress
@@ -21,11 +22,15 @@ def stored(run, rank=0) -> StoredStream:
     return StoredStream(run, rank, open_features(run), CPU)
 
 
-@pytest.mark.parametrize("packing", ["true", "false"])
-def test_batches_equal_those_of_an_engine_bit_for_bit(capture, resolved, packing):
-    keys = ["train.global_batch_tokens=64", "train.steps=5", "train.eval_every=2", f"data.packing={packing}"]
+FP8 = "data.features_dtype=fp8_e4m3"
+
+
+@pytest.mark.parametrize("other", ["data.packing=true", "data.packing=false", FP8])
+def test_batches_equal_those_of_an_engine_bit_for_bit(capture, resolved, other):
+    keys = ["train.global_batch_tokens=64", "train.steps=5", "train.eval_every=2", other]
     online = resolved(*keys, "train.accumulation=2", ONE_PASS_EACH)
-    offline = resolved(*keys, "train.accumulation=2", f"data.features={capture(ONE_PASS_EACH)}")
+    captured = capture(ONE_PASS_EACH, *([other] if other == FP8 else []))
+    offline = resolved(*keys, "train.accumulation=2", f"data.features={captured}")
     items = list(online.schedule.items(0))
     assert sum(item.evaluates for item in items) >= 2
     seen = []
@@ -50,6 +55,34 @@ def test_wanted_layers_are_taken_out_of_more(capture, resolved):
     whole = resolved(f"data.features={folder}", "draft.layers=[1,2,4,5]")
     with stored(run) as few, stored(whole) as many:
         item = run.schedule.train_item(0)
+        (some,), (every,) = few.micro_batches(item), many.micro_batches(item)
+    assert torch.equal(some.hidden_TNH, every.hidden_TNH[:, [1, 3, 4]])
+
+
+def test_8_bits_take_less_disk_and_differ_by_their_rounding(capture, resolved, tmp_path):
+    def taken(*keys):
+        folder = capture(ONE_PASS_EACH, *keys).rename(tmp_path / f"captured{len(keys)}")
+        run = resolved(f"data.features={folder}", *keys)
+        with stored(run) as stream:
+            (batch,) = stream.micro_batches(run.schedule.train_item(0))
+        shards = [load_file(file)["hidden_states"] for file in folder.glob("*.safetensors")]
+        return batch.hidden_TNH, sum(states.nbytes for states in shards)
+
+    (exact, most), (rounded, least) = taken(), taken(FP8)
+    assert (most, least) == (200 * 4 * 32 * 4, 200 * 4 * (32 + 4))  # tokens, layers, bytes of a row
+    scale = exact.abs().amax(-1, keepdim=True) / 448
+    assert not torch.equal(rounded, exact)
+    assert ((rounded - exact).abs() <= torch.maximum(exact.abs() * 2.0**-4, scale * 2.0**-10) * 1.0001).all()
+
+
+def test_wanted_layers_are_taken_out_of_8_bits(capture, resolved):
+    folder = capture("draft.layers=[1,2,4,5]", ONE_PASS_EACH, FP8)
+    runs = [
+        resolved(f"data.features={folder}", f"draft.layers={layers}", FP8)
+        for layers in ([2, 5], [1, 2, 4, 5])
+    ]
+    with stored(runs[0]) as few, stored(runs[1]) as many:
+        item = runs[0].schedule.train_item(0)
         (some,), (every,) = few.micro_batches(item), many.micro_batches(item)
     assert torch.equal(some.hidden_TNH, every.hidden_TNH[:, [1, 3, 4]])
 

@@ -137,6 +137,14 @@ def test_description_counts_what_there_is(resolved, tiny_llama):
     json.dumps(document)
 
 
+def test_features_in_8_bits_take_a_byte_for_a_number_and_four_for_a_row(resolved):
+    run, plain = resolved("data.features_dtype=fp8_e4m3"), resolved()
+    document = describe_run(run)
+    assert document["features_bytes_per_token"] == 4 * (32 + 4)
+    assert document["features_bytes"] == 20 * 10 * (4 * (32 + 4) + 8)
+    assert run.window_bytes * (4 * 32 * 4 + 8) == plain.window_bytes * (4 * (32 + 4) + 8)
+
+
 def test_dtype_that_the_backend_cannot_do_is_refused(resolved, monkeypatch):
     from spec_backend_cpu.backend import CpuBackend
     from spec_core.records import Capabilities

@@ -28,7 +28,7 @@ def identity(run, **changes) -> str:
     ["train.lr=1e-3", "train.schedule=constant", "train.warmup_steps=3", "train.clip=2.0", "train.dtype=bfloat16",
      "train.global_batch_tokens=100", "seed=3", "draft.num_steps=3", "draft.loss=lk_alpha", "data.shuffle=false",
      "optimizer.betas=[0.9,0.99]", "optimizer.weight_decay=0.1", "optimizer.eps=1e-7", "optimizer.name=muon",
-     "data.chat_template_kwargs.enable_thinking=false"],
+     "data.chat_template_kwargs.enable_thinking=false", "data.features_dtype=fp8_e4m3"],
 )  # fmt: skip
 def test_what_changes_the_result_changes_the_identity(resolved, word):
     assert identity(resolved(word)) != identity(resolved())

@@ -22,6 +22,9 @@ class DataConfig(PromptConfig):
     most a tenth of all samples."""
     features: Annotated[str, pydantic.Field(min_length=1)] | None = None
     """Folder that ``spec-trainer capture`` wrote: its features are read, and no engine starts."""
+    features_dtype: Literal["target", "fp8_e4m3"] = "target"
+    """How features are sent and stored. fp8_e4m3: in half the bytes of bfloat16, 8 bits a number and a scale for each
+    token and layer; target: in the target's dtype."""
     max_length: int = pydantic.Field(2048, ge=2)
     """Largest number of tokens of a sample; further tokens are cut off."""
     last_turn_only: bool = False

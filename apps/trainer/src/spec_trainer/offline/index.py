@@ -224,6 +224,7 @@ def _flat(identity: FeatureIdentity) -> dict[str, Any]:
         "layers": list(schema.layers),
         "hidden size": schema.hidden_size,
         "dtype": schema.dtype,
+        "data.features_dtype": schema.sent_dtype,
         "samples": identity.num_samples,
         "data": identity.data_digest[:12],
         "capture.shard_bytes": identity.shard_bytes,

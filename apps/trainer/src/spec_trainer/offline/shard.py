@@ -1,8 +1,8 @@
 """Read and write shards: safetensors files with the features of some samples, written atomically.
 
-``hidden_states`` [T, N, H] and ``input_ids`` int64 [T] hold the shard's samples one after the other. The file's
-metadata has ids, positions and checksums of the samples, so that a shard can be read before the index is written.
-This module imports torch only to read and write features.
+``hidden_states`` [T, N, H], as ``FeatureSchema.sent`` says, and ``input_ids`` int64 [T] hold the shard's samples one
+after the other. The file's metadata has ids, positions and checksums of the samples, so that a shard can be read
+before the index is written. This module imports torch only to read and write features.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Shard:
             raise ArtifactError(f"{self.file} is damaged: its header's checksum differs; {remedy(self.file)}")
         if read_entry(self.file, identity) != entry:
             raise ArtifactError(f"{self.file} holds other samples than the index says; {remedy(self.file)}")
-        schema, num_tokens = identity.schema, sum(entry.num_tokens)
+        schema, num_tokens = identity.schema.sent, sum(entry.num_tokens)
         expected = {
             _HIDDEN: (DTYPE_CODES.get(schema.dtype), list(schema.shape(num_tokens))),
             _IDS: ("I64", [num_tokens]),

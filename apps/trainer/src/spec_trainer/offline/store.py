@@ -105,3 +105,8 @@ def _check_schema(root: Path, stored: FeatureSchema, run: RunSpec) -> None:
             f"{name} holds {stored.dtype} states of width {stored.hidden_size}, expected {wanted.dtype} of width "
             f"{wanted.hidden_size}; capture anew into a new folder"
         )
+    if stored.sent_dtype != wanted.sent_dtype:
+        raise ArtifactError(
+            f"{name} was captured with data.features_dtype={stored.sent_dtype}, this run has {wanted.sent_dtype}; "
+            f"set data.features_dtype={stored.sent_dtype}, or capture anew into a new folder"
+        )

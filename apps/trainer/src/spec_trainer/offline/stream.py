@@ -9,6 +9,7 @@ import torch
 
 from spec_core.errors import RunError
 from spec_core.resource import Resource
+from spec_kit.layers import decode_features
 from spec_trainer.run.feature_stream import lay_out
 
 if TYPE_CHECKING:
@@ -79,4 +80,4 @@ class StoredStream(Resource):
             raise RunError(
                 f"{shard.file}: sample {sample.sample_id} has other tokens than the data; capture anew"
             )
-        batch.hidden_TNH[where].copy_(hidden_TNH[:, self._columns])
+        decode_features(hidden_TNH[:, self._columns], batch.hidden_TNH[where])

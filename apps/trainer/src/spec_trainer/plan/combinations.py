@@ -218,6 +218,7 @@ FOLLOW = (
             ("placement.kind=*", "remove engine.name and placement.kind"),
             ("follow.retention.rows=*", "remove it"),
             ("follow.new_target=*", "remove it"),
+            ("data.features_dtype=*", "remove it"),
             ("data.path", "remove it, or set follow.capture=prefill"),
         )
     ),

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
         strategy_type=types["strategy"],
         launcher_type=types["launcher"],
         target=target,
-        schema=draft.required_features(target),
+        schema=replace(draft.required_features(target), sent_dtype=config.data.features_dtype),
     )
     combinations.refuse(combinations.PARTS, config, parts)
     return parts

@@ -34,6 +34,7 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
     parts = {
         "data": data_digest,
         "data.shuffle": config.data.shuffle,
+        "data.features_dtype": config.data.features_dtype,
         "target": target_digest,
         "draft": config.draft.model_dump(mode="json", exclude={*config.draft.speed_only}),
         "train": {key: getattr(config.train, key) for key in _TRAIN_IDENTITY},

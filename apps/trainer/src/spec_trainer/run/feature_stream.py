@@ -14,6 +14,7 @@ import torch
 
 from spec_core.errors import DeadlineExceeded, EngineError, PeerLost, ProtocolError
 from spec_core.wording import counted
+from spec_kit.layers import decode_features
 from spec_trainer.data.packing import empty_batch
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ class FeatureStream:
             raise _other_tokens(span.sample_id)
         same = (sample.input_ids.to(self._device) == batch.input_ids_T[where]).all()
         self._same_tokens.append((span.sample_id, same))
-        batch.hidden_TNH[where].copy_(sample.hidden_TNH)
+        decode_features(sample.hidden_TNH, batch.hidden_TNH[where])
         self._receiver.release(sample)
         self._freed.append(sample.request_id)
 

@@ -105,6 +105,8 @@ class RunSpec(RunParts):
     prompts: Dataset | None = None
     """The user's data, if this RunSpec is a cycle of a run that decodes; else None. The samples of a cycle's
     schedule are generated answers."""
+    stores: bool = False
+    """Whether its steps store features as they are sent, instead of training (``CaptureRun``)."""
 
     @property
     def dataset(self) -> Dataset:

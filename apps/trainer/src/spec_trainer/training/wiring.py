@@ -130,10 +130,12 @@ def rank_features(
     from spec_trainer.run.feature_stream import FeatureStream
 
     transport = transport or spec.backend.transport(spec.config.placement.kind)
-    with transport.listen(spec.schema, spec.window_bytes, host) as receiver:
+    sent = spec.schema.sent
+    batches = sent if spec.stores else spec.schema
+    with transport.listen(sent, spec.window_bytes, host) as receiver:
         yield RankFeatures(
             stream=lambda part, released: FeatureStream(
-                part.schedule, rank, receiver, part.schema, part.config, device, released
+                part.schedule, rank, receiver, batches, part.config, device, released
             ),
             address=receiver.address,
         )

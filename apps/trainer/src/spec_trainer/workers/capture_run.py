@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.base.stop_request import Interrupted
@@ -90,7 +90,7 @@ def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
         num_samples=len(dataset.samples),
         shard_bytes=config.capture.shard_bytes,
     )
-    return CaptureRun(parts.with_schedule(schedule), folder, identity)
+    return CaptureRun(replace(parts.with_schedule(schedule), stores=True), folder, identity)
 
 
 def write_shards(

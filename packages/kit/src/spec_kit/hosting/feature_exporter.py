@@ -157,7 +157,9 @@ class FeatureExporter(Resource):
     def _send(self, export: _Export) -> None:
         import torch
 
-        hidden_TNH = export.hidden_TNH
+        from spec_kit.layers import encode_features
+
+        hidden_TNH = encode_features(export.hidden_TNH, self.schema)
         sample = FeatureSample(
             request_id=export.request_id,
             input_ids=torch.as_tensor(export.token_ids, dtype=torch.int64, device=hidden_TNH.device),
@@ -175,6 +177,6 @@ class FeatureExporter(Resource):
             self._addresses[message["name"]] = message["address"]
         if destination not in self._senders:
             self._senders[destination] = self._transport.connect(
-                self._addresses[destination], self.schema, self._send_timeout_s
+                self._addresses[destination], self.schema.sent, self._send_timeout_s
             )
         return self._senders[destination]

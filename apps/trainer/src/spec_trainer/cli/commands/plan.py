@@ -35,7 +35,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "captured_layers": list(run.schema.layers),
         **_layers_run(run),
         "features": config.data.features or f"from engine {config.engine.name}",
-        "features_bytes_per_token": run.schema.bytes_per_token(),
+        "features_bytes_per_token": run.schema.sent.bytes_per_token(),
         "features_bytes": sum(sample_bytes(run.schema, length) for length in run.dataset.lengths.values()),
         "samples": len(run.dataset.train),
         "held_out_samples": len(run.dataset.held_out),
