@@ -163,5 +163,7 @@ def test_the_self_test_tells_what_it_ran_on_and_passes():
     assert report["capabilities"]["num_devices"] == 4
     details = {step["step"]: step["detail"] for step in report["steps"]}
     assert details["device"] == "npu:0, Ascend910B3"
+    used, _ = details["kernels"].split("; plain torch: ")
+    assert {"norm_rotate", "rotate", "swiglu_mlp"} <= set(used.split(", "))
     assert details["2-rank collectives"] == "sum and broadcast are right"
     assert details["transport, disaggregated"] == "one sample from device 1 to device 0, equal bit for bit"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from spec_core import ProcessGroup, Rendezvous, Transport
+    from spec_core import Kernel, ProcessGroup, Rendezvous, Transport
 
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 EXEC_TIMEOUT_UNIT_S = 68
@@ -154,6 +154,13 @@ class AscendBackend(Backend):
         required = self.config.ipc == "required"
         shares = required or (self.config.ipc == "auto" and self.capabilities().device_ipc)
         return IpcTransport(NpuSharing, share_device=shares, required=required)
+
+    def kernel(self, name: str) -> Kernel | None:
+        """Return the kernel with this name, or None (B10)."""
+        _torch_with_npu()
+        from spec_backend_ascend.kernels import npu_kernel
+
+        return npu_kernel(name)
 
 
 def _without_segments(settings: str) -> str:

@@ -2,7 +2,8 @@
 
 A body first drains the stream that is current in its thread, and no other: what another stream is still to bring
 is not there yet, as on a device. Copies within a device are left to the stream, so they are late themselves.
-Allocation and views stay torch_npu's own. Only what torch_npu registers is replaced.
+Allocation and views stay torch_npu's own. Only what torch_npu registers is replaced; of its own operators, those of
+``npu_operators.py``.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import torch_npu
+from npu_operators import OPERATORS
 from torch import Tensor
 
 KEY = "PrivateUse1"
@@ -30,6 +32,7 @@ D2D = 3
 
 _acl = ctypes.CDLL("libascendcl.so")
 _library = torch.library.Library("aten", "IMPL")
+_npu_library = torch.library.Library("npu", "IMPL")
 _issuing: dict[int | None, threading.RLock] = {}
 """A lock for each stream that has been current: held by the thread whose operator runs."""
 
@@ -45,6 +48,8 @@ def install() -> None:
             if name not in NATIVE and _is_composite(name):
                 for key in (KEY, "Autograd" + KEY):
                     _library.impl(name, _decomposed(_operator(name)), key, allow_override=True)
+        for name, function in OPERATORS.items():
+            _npu_library.impl(name, _on_cpu(function), KEY, allow_override=True)
 
 
 def _registered(key: str) -> set[str]:

@@ -6,6 +6,7 @@ import multiprocessing
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
+from spec_core import Backend, plugins
 from spec_core.errors import ConfigError, PluginNotFound
 from spec_core.records import Availability
 from spec_trainer.cli.commands import check
@@ -28,10 +29,13 @@ def test_cpu_passes():
     report = check_backend("cpu")
     assert report["ok"]
     assert steps(report).keys() >= {
-        "probe", "device", "memory limit", "attention kernel", "2-rank collectives", "transport round trip",
-        "transport, colocated", "transport, disaggregated",
+        "probe", "device", "memory limit", "attention kernel", "kernels", "2-rank collectives",
+        "transport round trip", "transport, colocated", "transport, disaggregated",
     }  # fmt: skip
     assert "torch" in report["versions"]
+    used, plain = steps(report)["kernels"]["detail"].split("; plain torch: ")
+    assert "block_attention" in used.split(", ")
+    assert "swiglu_mlp" in plain.split(", ")
     assert report["capabilities"]["num_devices"] == 1
     assert report["package"].startswith("spec-backend-cpu ")
     assert json.loads(json.dumps(report)) == report
@@ -44,7 +48,8 @@ def test_a_failing_step_is_reported_and_the_others_still_run(monkeypatch):
                 raise RuntimeError("the link is down\nand more")
             raise ConfigError("there is no such link")
 
-    monkeypatch.setattr("spec_core.plugins.load", lambda interface, name: Broken)
+    load = plugins.load
+    monkeypatch.setattr(plugins, "load", lambda kind, name: Broken if kind is Backend else load(kind, name))
     report = check_backend("cpu")
     assert not report["ok"]
     verdicts = steps(report)

@@ -12,7 +12,7 @@ from importlib import metadata
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from spec_core import Backend, plugins
+from spec_core import Backend, Draft, plugins
 from spec_core.errors import ConfigError, SpecError
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_processes.sockets.rendezvous import TcpRendezvous
@@ -63,6 +63,7 @@ def _tests() -> dict[str, Callable[[Backend], str]]:
         "device": _device,
         "memory limit": _memory_limit,
         "attention kernel": _attention,
+        "kernels": _kernels,
         "2-rank collectives": _collectives,
         "transport round trip": _round_trip,
         "transport, colocated": partial(_between_processes, placement="colocated"),
@@ -120,6 +121,16 @@ def _attention(backend: Backend) -> str:
     if worst > 1e-2:
         raise RuntimeError(f"differs from dense attention by {worst:.2e}")
     return f"largest difference from dense attention {worst:.1e}"
+
+
+def _kernels(backend: Backend) -> str:
+    """Name the kernels that the installed drafts get, and those that they compute in plain torch."""
+    sets = [draft.kernels()() for _, draft in plugins.load_each(Draft) if isinstance(draft, type)]
+    names = sorted({name for kernels in sets for name in vars(kernels)})
+    find = plugins.find_kernel(backend)
+    used = [name for name in names if find(name) is not None]
+    plain = [name for name in names if name not in used]
+    return f"{', '.join(used) or 'none'}; plain torch: {', '.join(plain) or 'none'}"
 
 
 def _collectives(backend: Backend) -> str:
