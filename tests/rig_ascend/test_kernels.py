@@ -3,12 +3,21 @@
 The stand-in refuses what the operators' documentation excludes: what reaches them is within their limits.
 """
 
+from functools import partial
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch_npu  # noqa: F401 (torch.npu)
 
 from spec_backend_ascend import kernels
-from spec_kit.block_drafting.kernels import norm_rotate
+from spec_backend_ascend.attention import (
+    npu_block_attention,
+    npu_causal_attention,
+    npu_causal_attention_backward,
+)
+from spec_kit.block_drafting import BlockLayout, block_attention, norm_rotate
+from spec_kit.chain_drafting import ttt_attention, ttt_attention_backward
 from spec_kit.layers import rotate
 from spec_kit.layers.plain_kernels import swiglu, swiglu_mlp
 
@@ -81,6 +90,99 @@ def test_swiglu(dtype, leading, width, intermediate):
     assert_same(kernels.npu_swiglu, swiglu, [gate, up], dtype)
     shapes = (*leading, width), (intermediate, width), (intermediate, width), (width, intermediate)
     assert_same(kernels.npu_swiglu_mlp, swiglu_mlp, [draw(*shape, dtype=dtype) for shape in shapes], dtype)
+
+
+class Attention(NamedTuple):
+    """A case of causal attention: documents of a batch, query and key heads, widths of keys and values."""
+
+    bounds: list[tuple[int, int]]
+    heads: tuple[int, int] = (4, 2)
+    widths: tuple[int, int] = (32, 32)
+    window: int | None = None
+    num_later: int = 0
+    """Later steps of a training-time test, each with one more key for each query."""
+
+
+EVERY_ATTENTION = {
+    "one document": Attention([(0, 9)]),
+    "documents with gaps": Attention([(1, 2), (2, 7), (8, 11)]),
+    "values narrower than keys": Attention([(0, 4), (4, 9)], widths=(24, 16)),
+    "a window": Attention([(0, 4), (4, 13)], window=3),
+    "a window of two": Attention([(0, 3)], window=2),
+    "a window wider than documents": Attention([(0, 3), (3, 5)], window=50),
+    "the widest heads": Attention([(0, 3)], heads=(2, 2), widths=(768, 768)),
+    "most heads": Attention([(0, 3)], heads=(256, 1), widths=(2, 2)),
+    "more documents than a call takes": Attention(
+        [(n, n + 1) for n in range(1025)], heads=(1, 1), widths=(2, 2)
+    ),
+    "later steps": Attention([(0, 4), (5, 9)], num_later=2),
+    "later steps and a window": Attention([(0, 9)], window=4, num_later=1),
+    "none": Attention([]),
+}
+
+
+@EACH_DTYPE
+@pytest.mark.parametrize("case", EVERY_ATTENTION.values(), ids=EVERY_ATTENTION)
+def test_attention_of_documents_merged_with_later_steps(dtype, case):
+    (heads, kv_heads), (width, value_width) = case.heads, case.widths
+    tokens = case.bounds[-1][1] + 1 if case.bounds else 3
+    q, k = draw(tokens, heads, width, dtype=dtype), draw(tokens, kv_heads, width, dtype=dtype)
+    v, grad = (draw(tokens, number, value_width, dtype=dtype) for number in (kv_heads, heads))
+    later = [draw(case.num_later, tokens, kv_heads, w, dtype=dtype) for w in case.widths]
+
+    wide = [tensor.double().requires_grad_() for tensor in (q, k, v, *later)]
+    rows = [row for bound in case.bounds for row in range(*bound)]
+    reference = _unrolled(*wide, case)
+    expected = reference[rows], *torch.autograd.grad(reference[rows], wide, grad[rows].double())
+
+    q, k, v, grad, *later = (tensor.npu() for tensor in (q, k, v, grad, *later))
+    out, lse = npu_causal_attention(q, k, v, case.bounds, case.window)
+    outside = [row for row in range(tokens) if row not in set(rows)]
+    assert not out[outside].any()
+    assert not lse[outside].any()
+    if case.num_later:
+        out, lse = ttt_attention(q, (out, lse), *later)
+        grad[outside] = 0
+    dq, *grads = npu_causal_attention_backward(grad, (q, k, v, out, lse), case.bounds, case.window)
+    if case.num_later:
+        dq, *of_later = ttt_attention_backward(grad, (q, out, lse), *later, dq)
+        grads += of_later
+    for actual, wanted in zip((out[rows], dq, *grads), expected, strict=False):
+        assert (actual.cpu().double() - wanted).norm() <= BOUNDS[dtype] * wanted.norm()
+
+
+def _unrolled(q, k, v, later_k, later_v, case):
+    """Dense attention to the document's keys up to the query, and to the later keys at the query's own row."""
+    group, scale, row = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5, torch.arange(len(q))
+    document = torch.zeros(len(q), dtype=torch.int64)
+    for number, (start, stop) in enumerate(case.bounds):
+        document[start:stop] = number + 1
+    distance = row[:, None] - row
+    hidden = (distance < 0) | (document[:, None] != document) | (distance >= (case.window or len(q)))
+    k, v, later_k, later_v = (part.repeat_interleave(group, -2) for part in (k, v, later_k, later_v))
+    scores = torch.einsum("qhd,khd->qhk", q, k).masked_fill(hidden[:, None], -torch.inf)
+    own = torch.einsum("qhd,sqhd->qhs", q, later_k)
+    weights = (torch.cat([scores, own], -1) * scale).softmax(-1)
+    seen = torch.einsum("qhk,khd->qhd", weights[..., : len(q)], v)
+    return seen + torch.einsum("qhs,sqhd->qhd", weights[..., len(q) :], later_v)
+
+
+@EACH_DTYPE
+@pytest.mark.parametrize("slots", [1, 5])
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_of_blocks(dtype, slots, window, is_causal):
+    """More blocks than a chunk has, of two documents; the first block of each sees no context."""
+    anchor = torch.cat([torch.arange(20), torch.arange(20, 45)])
+    start = torch.where(anchor < 20, 0, 20)
+    shapes = (45, slots, 4, 32), (45, 2, 32), (45, 2, 32), (45, slots, 2, 32), (45, slots, 2, 32)
+
+    def attend(kernel, q, k, v, own_k, own_v):
+        layout = BlockLayout(anchor, start, q.device)
+        return kernel(q, (k, v), (own_k, own_v), layout, window, is_causal)
+
+    tensors = [draw(*shape, dtype=dtype) for shape in shapes]
+    assert_same(partial(attend, npu_block_attention), partial(attend, block_attention), tensors, dtype)
 
 
 @pytest.mark.parametrize(

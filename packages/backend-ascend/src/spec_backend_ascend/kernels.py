@@ -12,6 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spec_backend_ascend.attention import (
+    npu_block_attention,
+    npu_causal_attention,
+    npu_causal_attention_backward,
+    npu_prefixed_attention,
+    npu_prefixed_attention_backward,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -67,11 +75,17 @@ def npu_swiglu_mlp(x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -
     return F.linear(_npu.npu_swiglu(F.linear(x, torch.cat([gate_IH, up_IH]))), down_HI)
 
 
+ATTENTION = "npu_fusion_attention", "npu_fusion_attention_grad"
 OPERATORS: Mapping[str, tuple[Kernel, tuple[str, ...]]] = {
     "rotate": (npu_rotate, ("npu_rotary_mul",)),
     "norm_rotate": (npu_norm_rotate, ("npu_rms_norm", "npu_rotary_mul")),
     "swiglu": (npu_swiglu, ("npu_swiglu",)),
     "swiglu_mlp": (npu_swiglu_mlp, ("npu_swiglu",)),
+    "causal_attention": (npu_causal_attention, ATTENTION),
+    "causal_attention_backward": (npu_causal_attention_backward, ATTENTION),
+    "prefixed_attention": (npu_prefixed_attention, ATTENTION),
+    "prefixed_attention_backward": (npu_prefixed_attention_backward, ATTENTION),
+    "block_attention": (npu_block_attention, ATTENTION),
 }
 """Each kernel, and the operators that it needs."""
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from spec_kit.layers import as_wide
 
 # The operators behind scaled_dot_product_attention on CPU; only they return the log-sum-exp. Layout
 # [1, heads, T, head_dim], any strides; grouped queries are part of the kernel.
@@ -27,7 +28,7 @@ def document_attention(
 
     The dtype is float64, float32 or bfloat16. ``window``: number of rows to which a row attends, itself included.
     """
-    out, wide_v = torch.zeros_like(q), _as_wide(v, q)
+    out, wide_v = torch.zeros_like(q), as_wide(v, q)
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     for rows, keys, mask in _chunks(bounds, window, q):
         part = fused_attention(
@@ -49,7 +50,7 @@ def document_attention_backward(
     ``out`` and ``lse`` may belong to attention over more keys than ``k`` has.
     """
     q, k, v, out, lse = saved
-    grad_out, wide_v, out = (_as_wide(tensor, q) for tensor in (grad_out, v, out))
+    grad_out, wide_v, out = (as_wide(tensor, q) for tensor in (grad_out, v, out))
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(wide_v)
     for rows, keys, mask in _chunks(bounds, window, q):
         inputs = (grad_out[rows], q[rows], k[keys], wide_v[keys], out[rows], lse[rows])
@@ -84,7 +85,7 @@ def prefixed_attention(
     ``q`` has the queries of these tokens, one piece after the other. A piece is (first token of its document,
     first token of the piece, last token of the piece + 1), as indices of ``k`` and ``v``.
     """
-    out, wide_v = torch.zeros_like(q), _as_wide(v, q)
+    out, wide_v = torch.zeros_like(q), as_wide(v, q)
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     for rows, keys, is_causal in _rectangles(pieces):
         part = fused_attention(
@@ -111,7 +112,7 @@ def prefixed_attention_backward(
     ``out`` and ``lse`` may belong to attention over more keys than ``k`` has.
     """
     q, k, v, out, lse = saved
-    grad_out, wide_v, out = (_as_wide(tensor, q) for tensor in (grad_out, v, out))
+    grad_out, wide_v, out = (as_wide(tensor, q) for tensor in (grad_out, v, out))
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(wide_v)
     for rows, keys, is_causal in _rectangles(pieces):
         inputs = (grad_out[rows], q[rows], k[keys], wide_v[keys], out[rows], lse[rows])
@@ -134,11 +135,6 @@ def _rectangles(pieces: Sequence[tuple[int, int, int]]) -> Iterator[tuple[slice,
         if start < first:
             yield rows, slice(start, first), False
         row = rows.stop
-
-
-def _as_wide(values: Tensor, q: Tensor) -> Tensor:
-    missing = q.shape[-1] - values.shape[-1]
-    return F.pad(values, (0, missing)) if missing else values
 
 
 def heads_first(rows: Tensor) -> Tensor:

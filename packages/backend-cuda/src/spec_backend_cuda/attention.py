@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from spec_backend_cuda import dense_attention
 from spec_backend_cuda.padded_attention import padded_attention, padded_attention_backward, padding
-from spec_core import Kernel, to_device_async
+from spec_core import Kernel
+from spec_kit.layers import PackedRows, as_wide, rows_of_pieces
 
 # The operators behind scaled_dot_product_attention; only they return the log-sum-exp and take documents of
 # different lengths without padding.
@@ -28,21 +26,7 @@ _backward = torch.ops.aten._flash_attention_backward.default
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 
-
 Pair = tuple[int, int]
-
-
-class PackedRows(NamedTuple):
-    """Rows of several sequences, which are queries or keys, in the form that the kernel takes."""
-
-    rows: slice | Tensor
-    """The sequences' rows on the token axis; a slice if the sequences are adjacent."""
-    starts: Tensor
-    """int32 [sequences + 1]: first row of each sequence among ``rows``, then the number of rows."""
-    longest: int
-    overlapping: tuple[Pair, ...] = ()
-    """First row of each sequence and the row after its last row, if sequences share rows; otherwise empty.
-    The keys of several pieces of one document share rows."""
 
 
 def flash_attention(
@@ -77,7 +61,7 @@ def flash_attention_of_pieces(
     piece is (first token of its document, first token of the piece, last token of the piece + 1), as indices
     of ``k`` and ``v``.
     """
-    return _attend(q, k, v, *_of_pieces(pieces))
+    return _attend(q, k, v, *rows_of_pieces(pieces))
 
 
 def flash_attention_of_pieces_backward(
@@ -89,7 +73,7 @@ def flash_attention_of_pieces_backward(
 
     ``out`` and ``lse`` may belong to attention over more keys than ``k`` has.
     """
-    return _gradients(grad_out, saved, *_of_pieces(pieces))
+    return _gradients(grad_out, saved, *rows_of_pieces(pieces))
 
 
 KERNELS: Mapping[str, Kernel] = {
@@ -98,12 +82,6 @@ KERNELS: Mapping[str, Kernel] = {
     "prefixed_attention": flash_attention_of_pieces,
     "prefixed_attention_backward": flash_attention_of_pieces_backward,
 }
-
-
-def _of_pieces(pieces: Sequence[tuple[int, int, int]]) -> tuple[list[Pair], list[Pair]]:
-    """Return the rows of each piece's queries, and the rows of the keys to which these queries attend."""
-    stops = list(accumulate((stop - first for _, first, stop in pieces), initial=0))
-    return list(pairwise(stops)), [(start, stop) for start, _, stop in pieces]
 
 
 def _attend(
@@ -121,11 +99,11 @@ def _attend(
     if queries and _is_fused(q):
         if window is None and queries == keys and (pad := padding(tuple(queries), q, v)):
             return padded_attention(q, k, v, pad)
-        asking, seen = _packed(tuple(queries), q.device), _packed(tuple(keys), q.device)
-        inputs = q[asking.rows], k[seen.rows], _as_wide(v, q)[seen.rows]
+        asking, seen = PackedRows.of(tuple(queries), q.device), PackedRows.of(tuple(keys), q.device)
+        inputs = q[asking.rows], k[seen.rows], as_wide(v, q)[seen.rows]
         # With fewer queries than keys, the kernel aligns the causal mask at the last query and the last key.
         out, lse, *_ = _forward(*inputs, *_lengths(asking, seen), 0.0, True, False, **_sides(window))
-        return _spread(out[..., : v.shape[-1]], asking, len(q)), _spread(lse.T, asking, len(q))
+        return asking.spread(out[..., : v.shape[-1]], len(q)), asking.spread(lse.T, len(q))
     out = q.new_zeros(*q.shape[:2], v.shape[-1])
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     for rows, read in _slices(queries, keys):
@@ -148,8 +126,8 @@ def _gradients(
     if queries and _is_fused(q):
         if window is None and queries == keys and (pad := padding(tuple(queries), q, v)):
             return padded_attention_backward(grad_out, saved, pad)
-        asking, seen = _packed(tuple(queries), q.device), _packed(tuple(keys), q.device)
-        grad_out, wide_v, out = (_as_wide(tensor, q) for tensor in (grad_out, v, out))
+        asking, seen = PackedRows.of(tuple(queries), q.device), PackedRows.of(tuple(keys), q.device)
+        grad_out, wide_v, out = (as_wide(tensor, q) for tensor in (grad_out, v, out))
         inputs = (grad_out[asking.rows], q[asking.rows], k[seen.rows], wide_v[seen.rows], out[asking.rows])
         dq, dk, dv = _backward(
             *inputs,
@@ -161,7 +139,7 @@ def _gradients(
             **_sides(window),
         )
         dv = dv[..., : v.shape[-1]]
-        return _spread(dq, asking, len(q)), _spread(dk, seen, len(k)), _spread(dv, seen, len(v))
+        return asking.spread(dq, len(q)), seen.spread(dk, len(k)), seen.spread(dv, len(v))
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for rows, read in _slices(queries, keys):
         parts = dense_attention.dense_backward(
@@ -175,12 +153,6 @@ def _gradients(
 def _sides(window: int | None) -> dict[str, int]:
     """Return the numbers of rows to which flash attention limits a row, before and after it."""
     return {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
-
-
-def _as_wide(values: Tensor, q: Tensor) -> Tensor:
-    """Return ``values`` with zeros at the end of each head, as wide as ``q``, because flash attention needs that."""
-    missing = q.shape[-1] - values.shape[-1]
-    return F.pad(values, (0, missing)) if missing else values
 
 
 def _slices(queries: Sequence[Pair], keys: Sequence[Pair]) -> Iterator[tuple[slice, slice]]:
@@ -197,38 +169,8 @@ def _is_fused(q: Tensor) -> bool:
     )
 
 
-def _spread(part: Tensor, packed: PackedRows, num_tokens: int) -> Tensor:
-    """Put the rows of ``part`` at their indices among all tokens.
-
-    Other rows are 0, and a row that belongs to several sequences gets their sum.
-    """
-    if isinstance(packed.rows, slice) and packed.rows == slice(0, num_tokens):
-        return part
-    whole = part.new_zeros(num_tokens, *part.shape[1:])
-    if not packed.overlapping:
-        whole[packed.rows] = part
-        return whole
-    row = 0
-    for start, stop in packed.overlapping:  # one after the other, so that results are reproducible to the bit
-        whole[start:stop] += part[row : row + stop - start]
-        row += stop - start
-    return whole
-
-
 def _lengths(queries: PackedRows, keys: PackedRows) -> tuple[Tensor, Tensor, int, int]:
     return queries.starts, keys.starts, queries.longest, keys.longest
-
-
-@lru_cache(maxsize=16)  # a step uses the same few arguments again and again
-def _packed(bounds: tuple[Pair, ...], device: torch.device) -> PackedRows:
-    lengths = [stop - start for start, stop in bounds]
-    starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    touching = all(left[1] == right[0] for left, right in pairwise(bounds))
-    rows: slice | Tensor = slice(bounds[0][0], bounds[-1][1])
-    if not touching:
-        rows = to_device_async(torch.cat([torch.arange(*bound) for bound in bounds]), device)
-    overlap = any(left[1] > right[0] for left, right in pairwise(sorted(bounds)))
-    return PackedRows(rows, to_device_async(starts, device), max(lengths), bounds if overlap else ())
 
 
 @lru_cache(maxsize=1)

@@ -10,6 +10,7 @@ of the blocks and ``[T, kv_heads, D]`` of the context.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +23,7 @@ from spec_kit.layers import checkpointed
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of the same positions."""
+MaskedAttention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 CHUNK_BLOCKS = 32
 """Number of blocks in one call of the fused attention (a chunk): some hundred queries, which keep the device busy.
@@ -91,6 +93,17 @@ class _Chunk:
         return torch.cat([seen.flatten(0, 1), own.flatten(2).flatten(0, 1)], dim=1)
 
 
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """Return the attention [Q, heads, D] of queries to the keys that ``visible``, bool [Q, keys], names for each."""
+    group = q.shape[1] // k.shape[1]
+    # Keys are repeated for their group: with enable_gqa and a mask, CUDA would materialise the scores.
+    heads = q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    out = F.scaled_dot_product_attention(
+        *(tensor.transpose(0, 1)[None] for tensor in heads), attn_mask=visible
+    )
+    return out[0].transpose(0, 1)
+
+
 def block_attention(
     q: Tensor,
     context: KeysValues,
@@ -98,24 +111,34 @@ def block_attention(
     layout: BlockLayout,
     window: int | None,
     is_causal: bool,
+    masked: MaskedAttention = masked_attention,
 ) -> Tensor:
     """Return the blocks' attention to their context and to themselves, [A, B, heads, D]; differentiable.
 
     ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]; ``layout.on_device``: int64 [A] twice on
     the device, each block's anchor (ascending) and the start of its document. A block sees tokens start to anchor
     − 1, and of its own slots all, or with ``is_causal`` only earlier ones and itself. With a sliding ``window`` of
-    at least a block, a query at position p sees no token before position p − (window − 1).
+    at least a block, a query at position p sees no token before position p − (window − 1). ``masked`` computes the
+    attention of a few blocks.
     """
     parts = zip(*(tensor.split(CHUNK_BLOCKS) for tensor in (q, *own)), strict=True)
     attend = checkpointed(_attend)
     pieces = [
-        attend(layout.chunk(index * CHUNK_BLOCKS, window), (window, is_causal), context[0], context[1], *part)
+        attend(
+            masked,
+            layout.chunk(index * CHUNK_BLOCKS, window),
+            (window, is_causal),
+            context[0],
+            context[1],
+            *part,
+        )
         for index, part in enumerate(parts)
     ]
     return torch.cat(pieces)
 
 
 def _attend(
+    masked: MaskedAttention,
     chunk: _Chunk,
     sight: tuple[int | None, bool],
     k_TND: Tensor,
@@ -132,8 +155,4 @@ def _attend(
     if not len(q_CBND):  # no queries, but every input must get a (zero) gradient
         return q_CBND + k.sum() + v.sum()
     mask = chunk.visible(q_CBND.shape[1], sight[0], is_causal=sight[1])
-    group = q_CBND.shape[2] // k.shape[1]
-    # Keys are repeated for their group: with enable_gqa and a mask, CUDA would materialise the scores.
-    heads = (q_CBND.flatten(0, 1), k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
-    out = F.scaled_dot_product_attention(*(tensor.transpose(0, 1)[None] for tensor in heads), attn_mask=mask)
-    return out[0].transpose(0, 1).reshape(q_CBND.shape)
+    return masked(q_CBND.flatten(0, 1), k, v, mask).reshape(q_CBND.shape)

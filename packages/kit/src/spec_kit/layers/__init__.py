@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         sharded_logsumexp_argmax,
         with_gradients,
     )
+    from spec_kit.layers.packed_rows import PackedRows, as_wide, rows_of_pieces
     from spec_kit.layers.plain_kernels import DecoderKernels, Distribution, softmax
     from spec_kit.layers.rope import Rope, rotate
     from spec_kit.layers.row_loss import ROW_LOSSES, Teacher, score, teach
@@ -38,9 +39,11 @@ __all__ = [
     "LabelColumns",
     "LatentAttention",
     "Mlp",
+    "PackedRows",
     "Rope",
     "TargetOps",
     "Teacher",
+    "as_wide",
     "cached_attention",
     "checkpointed",
     "decode_features",
@@ -51,6 +54,7 @@ __all__ = [
     "new_positions",
     "probabilities",
     "rotate",
+    "rows_of_pieces",
     "score",
     "sharded_logsumexp_argmax",
     "softmax",
