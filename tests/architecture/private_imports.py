@@ -1,4 +1,5 @@
-"""Find what plugins import that is on no public list, those of the tests too; ``make check`` runs this.
+"""Find what plugins import that is on no public list, those of the tests too, and what anybody imports from a module
+of ``spec_core`` though a public list has it; ``make check`` runs this.
 
 Public are ``__all__`` of ``spec_core`` and of the packages below it in PACKAGES, and every name that
 ``spec_core.errors`` and ``spec_core.records`` define. Modules are private: their names come from the package.
@@ -74,11 +75,29 @@ def private_imports(tree: ast.Module, public: dict[str, set[str]]) -> list[tuple
     return found
 
 
-def check(root: Path) -> list[str]:
-    """Return one line for every private import of the plugins below ``root``."""
-    public = public_names(root)
-    sources = [*root.glob("packages/*/src/**/*.py"), *root.glob("tests/plugins/*/**/*.py")]
+def roundabout_imports(tree: ast.Module, public: dict[str, set[str]]) -> list[tuple[int, str, str]]:
+    """Return line, name and public list of each name of ``spec_core`` that is not imported from its list."""
+    home = {name: module for module in ("spec_core", *MODULES) for name in public[module]}
     return [
+        (node.lineno, f"{node.module}.{name.name}", home[name.name])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "spec_core"
+        for name in node.names
+        if home.get(name.name, node.module) != node.module
+    ]
+
+
+def check(root: Path) -> list[str]:
+    """Return one line for every private import of the plugins below ``root``, and every roundabout one of anybody."""
+    public = public_names(root)
+    found = [
+        f"{file.relative_to(root)}:{line}: {name} is imported from {module}"
+        for file in sorted(root.glob("*/*/src/**/*.py"))
+        if "spec_core" not in file.parts
+        for line, name, module in roundabout_imports(ast.parse(file.read_text(encoding="utf-8")), public)
+    ]
+    sources = [*root.glob("packages/*/src/**/*.py"), *root.glob("tests/plugins/*/**/*.py")]
+    return found + [
         f"{file.relative_to(root)}:{line}: {name} is on no public list"
         for file in sorted(sources)
         if f"spec_{file.relative_to(root).parts[1]}" not in OURS
@@ -90,7 +109,7 @@ def main() -> int:
     """Print what is found; return the exit code."""
     root = Path(__file__).parents[2]
     found = check(root)
-    print("\n".join(found) or "no plugin imports a private name")
+    print("\n".join(found) or "all names are imported from their public lists")
     return 1 if found else 0
 
 

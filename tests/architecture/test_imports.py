@@ -138,6 +138,18 @@ def test_planted_private_imports_are_found(workspace):
         assert f" {name} is on no public list" in line
 
 
+def test_a_public_name_of_the_contract_is_imported_from_its_list(workspace):
+    planted = workspace / "packages/kit/src/spec_kit/planted.py"
+    planted.write_text("from spec_core.draft import Draft, _private\nfrom spec_core import Span\n")
+    assert check(workspace) == [
+        f"packages/kit/src/spec_kit/planted.py:{line}"
+        for line in (
+            "1: spec_core.draft.Draft is imported from spec_core",
+            "2: spec_core.Span is imported from spec_core.records",
+        )
+    ]
+
+
 def test_interfaces_and_entry_points_import_without_torch_and_without_effects():
     libraries = [name for name in LIBRARIES if name != "spec_testing"]
     modules = [*INTERFACES, *libraries, *entry_point_modules()]

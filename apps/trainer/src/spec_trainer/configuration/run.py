@@ -100,8 +100,8 @@ class TrainConfig(StepConfig):
     keep: PositiveInt = 2
     """Number of newest checkpoints to keep, besides the best one."""
     resume_from: Annotated[str, Field(pattern=r"^(latest|previous|step-\d+)$")] = "latest"
-    """Checkpoint from which this command resumes: latest, previous (the newest undamaged one before the latest) or
-    step-N."""
+    """Checkpoint from which this command resumes: latest (a run that has none begins), previous (the newest undamaged
+    one before the latest) or step-N."""
     restarts: NonNegativeInt = 0
     """How many times the command starts again, from the newest checkpoint that it has written, after a run of
     several processes has failed."""

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import Store
 
-    from spec_core import Engine, FeatureSchema, Strategy, TargetSpec, TargetTensors, Transport
+    from spec_core import Engine, Strategy, TargetSpec, TargetTensors, Transport
+    from spec_core.records import FeatureSchema
     from spec_trainer.configuration.engine_options import EngineOptions
     from spec_trainer.push.live_measurements import Measure
     from spec_trainer.run.feature_stream import BatchSource
