@@ -110,6 +110,7 @@ def _figures(summary: Mapping[str, Any]) -> str:
     shown = [
         ("times as fast with the draft", summary.get("speedup"), "{:.2f}"),
         ("acceptance length τ", summary.get("acceptance_length"), "{:.2f}"),
+        ("τ in rounds, held out", summary.get("eval_acceptance_length_rounds"), "{:.2f}"),
         ("simulated τ, held out", summary.get("eval_acceptance_length"), "{:.2f}"),
         ("simulated τ at T 1, held out", summary.get("eval_acceptance_length_t1"), "{:.2f}"),
         ("final loss", summary.get("loss"), "{:.3f}"),

@@ -159,12 +159,14 @@ def _training(figures: Mapping[str, Any]) -> str:
             rows.append((title, f"{value:,}"))
     for title, key in (
         ("tokens a pass (τ), measured", "acceptance_length"),
+        ("tokens a pass (τ), in an engine's rounds of held-out answers", "eval_acceptance_length_rounds"),
         ("tokens a pass (τ), simulated on held-out data", "eval_acceptance_length"),
     ):
         if figures.get(key) is not None:
             rows.append((title, f"{figures[key]:.2f}"))
     for title, key in (
         ("accepted by position, measured", "acceptance_per_position"),
+        ("accepted by position, in an engine's rounds of held-out answers", "eval_acceptance_per_position"),
         ("agreement after right guesses by position, simulated", "eval_accuracy"),
     ):
         if figures.get(key):

@@ -165,6 +165,8 @@ class CardFigures(pydantic.BaseModel):
     acceptance_length: float | None = None
     acceptance_per_position: list[float] = []
     eval_acceptance_length: float | None = None
+    eval_acceptance_length_rounds: float | None = None
+    eval_acceptance_per_position: list[float] = []
     eval_accuracy: list[float] = []
 
 

@@ -165,6 +165,8 @@ def command_lines(serve: Mapping[str, str]) -> Iterator[str]:
 def _acceptance_length(figures: Mapping[str, Any]) -> str:
     if (measured := figures.get("acceptance_length")) is not None:
         return f"{measured:.2f} tokens a pass, measured"
+    if (in_rounds := figures.get("eval_acceptance_length_rounds")) is not None:
+        return f"{in_rounds:.2f} tokens a pass, in an engine's rounds of the held-out answers"
     if (simulated := figures.get("eval_acceptance_length")) is not None:
         return f"{simulated:.2f} tokens a pass, simulated on held-out data; spec-trainer evaluate measures it"
     return "not known; spec-trainer evaluate measures it"
