@@ -104,19 +104,19 @@ class Attention(NamedTuple):
 
 
 EVERY_ATTENTION = {
-    "one document": Attention([(0, 9)]),
-    "documents with gaps": Attention([(1, 2), (2, 7), (8, 11)]),
-    "values narrower than keys": Attention([(0, 4), (4, 9)], widths=(24, 16)),
-    "a window": Attention([(0, 4), (4, 13)], window=3),
-    "a window of two": Attention([(0, 3)], window=2),
-    "a window wider than documents": Attention([(0, 3), (3, 5)], window=50),
-    "the widest heads": Attention([(0, 3)], heads=(2, 2), widths=(768, 768)),
-    "most heads": Attention([(0, 3)], heads=(256, 1), widths=(2, 2)),
-    "more documents than a call takes": Attention(
+    "one_document": Attention([(0, 9)]),
+    "documents_with_gaps": Attention([(1, 2), (2, 7), (8, 11)]),
+    "values_narrower_than_keys": Attention([(0, 4), (4, 9)], widths=(24, 16)),
+    "a_window": Attention([(0, 4), (4, 13)], window=3),
+    "a_window_of_two": Attention([(0, 3)], window=2),
+    "a_window_wider_than_documents": Attention([(0, 3), (3, 5)], window=50),
+    "the_widest_heads": Attention([(0, 3)], heads=(2, 2), widths=(768, 768)),
+    "most_heads": Attention([(0, 3)], heads=(256, 1), widths=(2, 2)),
+    "more_documents_than_a_call_takes": Attention(
         [(n, n + 1) for n in range(1025)], heads=(1, 1), widths=(2, 2)
     ),
-    "later steps": Attention([(0, 4), (5, 9)], num_later=2),
-    "later steps and a window": Attention([(0, 9)], window=4, num_later=1),
+    "later_steps": Attention([(0, 4), (5, 9)], num_later=2),
+    "later_steps_and_a_window": Attention([(0, 9)], window=4, num_later=1),
     "none": Attention([]),
 }
 
@@ -194,7 +194,7 @@ def test_attention_of_blocks(dtype, slots, window, is_causal):
         ((0, 3, 8), 8, torch.float32),
         ((2, 3, 8), 8, torch.bfloat16),
     ],
-    ids=["too many heads", "too wide", "unrotated", "no tokens", "angles of another dtype"],
+    ids=["too_many_heads", "too_wide", "unrotated", "no_tokens", "angles_of_another_dtype"],
 )
 def test_what_an_operator_does_not_take_is_left_to_plain_torch(shape, rotated, cos_dtype):
     x = torch.randn(*shape).npu()

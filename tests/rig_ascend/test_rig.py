@@ -89,6 +89,23 @@ def mlp():
     return torch.nn.Sequential(*layers)
 
 
+@pytest.mark.parametrize(
+    "view_of",
+    [
+        lambda x: x[:, None],
+        lambda x: x.unsqueeze(0),
+        lambda x: x[:, :1].squeeze(1),
+        lambda x: x.unfold(0, 2, 2),
+    ],
+    ids=["index", "unsqueeze", "squeeze", "unfold"],
+)
+def test_what_is_written_to_a_view_is_in_the_tensor(view_of):
+    whole, reference = torch.zeros(4, 3, device="npu"), torch.zeros(4, 3)
+    view_of(whole).copy_(torch.ones_like(view_of(whole)))
+    view_of(reference).fill_(1)
+    assert torch.equal(whole.cpu(), reference)
+
+
 def test_memory_ends_where_the_card_does():
     total = torch.npu.mem_get_info()[1]
     with pytest.raises(torch.OutOfMemoryError):

@@ -26,7 +26,7 @@ NATIVE = {
     *("resize_as_", "_local_scalar_dense", "alias", "detach", "lift_fresh", "record_stream"),
     *("is_pinned", "_pin_memory", "_has_compatible_shallow_copy_type"),
 }
-NATIVE_PREFIXES = ("view", "as_strided", "_reshape_alias")
+NATIVE_PREFIXES = ("view", "as_strided", "_reshape_alias", "squeeze", "unsqueeze", "unfold")
 D2D = 3
 """ACL_MEMCPY_DEVICE_TO_DEVICE"""
 
