@@ -21,7 +21,7 @@ from spec_kit.chain_drafting import ttt_attention, ttt_attention_backward
 from spec_kit.layers import rotate
 from spec_kit.layers.plain_kernels import swiglu, swiglu_mlp
 
-BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """dtype -> largest ‖difference‖ / ‖result‖."""
 EACH_DTYPE = pytest.mark.parametrize("dtype", BOUNDS, ids=lambda dtype: str(dtype).removeprefix("torch."))
 EVERY_ROTATED = (7, 3, 32, 32), (5, 2, 24, 16), (1, 999, 4, 4), (3, 1, 900, 894), (9, 4, 2, 2)
