@@ -18,7 +18,8 @@ PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3
 	tests/integration/test_follow.py::test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk[local] \
 	tests/integration/test_offline.py::test_samples_captured_with_interruptions_give_the_losses_of_the_online_run \
 	tests/integration/test_plugins_of_others.py::test_commands_that_name_none_of_them_are_not_changed \
-	tests/integration/test_own_server.py \
+	tests/integration/test_own_server.py::test_a_server_is_started_with_the_fresh_draft_started_again_and_ended \
+	tests/integration/test_own_server.py::test_a_killed_command_and_an_interrupted_one_leave_no_server \
 	tests/integration/test_pushes.py::test_a_draft_is_pushed_by_command \
 	tests/integration/test_resume.py::test_a_run_killed_with_9_and_restarted_ends_bitwise_the_same \
 	tests/packaging/test_third_party_runs.py::test_a_third_partys_draft_trains \

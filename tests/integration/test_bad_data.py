@@ -16,13 +16,11 @@ from .bad_input import CHAT, ROW, TEXT
 @pytest.mark.parametrize(
     ("content", "where", "why"),
     [
-        (ROW + "{oops\n", ":2: ", "not JSON"),
         (
             ROW + '{"input_ids": [1, 97], "loss_mask": [1, 1]}\n',
             ":2: ",
             "vocabulary: id 97, the target's vocabulary",
         ),
-        (f"[{ROW}]", ":1: ", "a file of one JSON array is named .json"),
         ("[\n" + ROW + "]\n", ":1: ", "a file of one JSON array is named .json"),
         (
             "prompt,answer\nhi,yo\n",
@@ -43,11 +41,10 @@ def test_wrong_rows(refused, file, content, where, why):
     assert why in line
 
 
-@pytest.mark.parametrize("flag", ["data", "eval"])
-def test_missing_data(refused, place, flag):
+def test_missing_data(refused, place):
+    """``unit/trainer/data/test_sources.py`` has the other paths without data."""
     missing = place / "nowhere.jsonl"
-    line = refused(data=missing) if flag == "data" else refused(f"data.eval_path={missing}")
-    assert f"data '{missing}' does not exist" in line
+    assert f"data '{missing}' does not exist" in refused(f"data.eval_path={missing}")
 
 
 @pytest.mark.parametrize("key", ["path", "eval_path"])
@@ -61,12 +58,6 @@ def test_a_file_with_the_line_ends_of_windows_is_read(command_line, place, peake
     path = file("rows.jsonl", rows_file.read_bytes().replace(b"\n", b"\r\n"))
     outcome = command_line("plan", "--target", peaked_target, "--data", path)
     assert outcome.code == 0, outcome.err
-
-
-def test_data_of_no_known_kind(refused, file):
-    line = refused(data=file("rows.csv", "a,b\n"))
-    assert "is of no known kind: expected a .jsonl, .json, .parquet file" in line
-    assert line.endswith("a .jsonl file has an object in each line, a file of one JSON array is named .json")
 
 
 def test_tokenizer_of_another_model(refused, place, file, peaked_target, add_characters):
@@ -102,10 +93,6 @@ def test_a_few_hundred_chats_with_the_defaults_are_warned_of(command_line, place
     assert "are advised" not in enough.out
 
 
-def test_data_folder_without_data_files(refused, place):
-    assert "holds no .jsonl, .json, .parquet file" in refused(data=place / "working-directory")
-
-
 # --- targets ----------------------------------------------------------------------------------------------------
 
 
@@ -136,12 +123,11 @@ def test_a_draft_given_as_the_target(refused, command_line, place, peaked_target
     assert line.endswith(f"; those of this run are in {run / 'checkpoints'}")
 
 
-@pytest.mark.parametrize("command", ["plan", "train"])
-def test_target_that_the_installed_transformers_does_not_know(refused, place, peaked_target, command):
+def test_target_that_the_installed_transformers_does_not_know(refused, place, peaked_target):
     new = shutil.copytree(peaked_target, place / "target")
     config = json.loads((new / "config.json").read_text())
     (new / "config.json").write_text(json.dumps(config | {"model_type": "kimi_k2"}))
-    line = refused(command=command, target=new)
+    line = refused(command="plan", target=new)
     assert "does not know model_type='kimi_k2'; pip install --upgrade transformers" in line
 
 
@@ -200,12 +186,12 @@ def refused_vast(command_line, place, rows_file, vast_target) -> Callable[..., s
     return call
 
 
-@pytest.mark.parametrize("command", ["plan", "train"])
 @pytest.mark.parametrize(
-    ("words", "remedy"),
+    ("command", "words", "remedy"),
     [
-        ([], "the target's weights in 1 engine (4096.0 GiB): choose a smaller target (target)"),
+        ("plan", [], "the target's weights in 1 engine (4096.0 GiB): choose a smaller target (target)"),
         (
+            "train",
             ["engine.replicas=2", "placement.kind=disaggregated"],
             "the target's weights in 2 engines (8192.0 GiB): lower engine.replicas",
         ),
@@ -217,12 +203,11 @@ def test_target_larger_than_the_memory(refused_vast, command, words, remedy):
     assert line.endswith(remedy)
 
 
-@pytest.mark.parametrize("command", ["plan", "train"])
 @pytest.mark.parametrize(
-    ("words", "remedy"),
+    ("command", "words", "remedy"),
     [
-        (["placement.window_bytes=400000000"], "lower placement.window_bytes"),
-        (["placement.window_bytes=100000"], "lower engine.replicas or train.ranks"),
+        ("plan", ["placement.window_bytes=400000000"], "lower placement.window_bytes"),
+        ("train", ["placement.window_bytes=100000"], "lower engine.replicas or train.ranks"),
     ],
 )
 def test_the_biggest_part_is_named_with_its_key(refused, monkeypatch, command, words, remedy, file):
@@ -237,11 +222,10 @@ def test_the_biggest_part_is_named_with_its_key(refused, monkeypatch, command, w
     assert line.endswith(remedy)
 
 
-@pytest.mark.parametrize("command", ["plan", "train"])
-def test_disk_too_small_for_the_checkpoints(refused, monkeypatch, command):
+def test_disk_too_small_for_the_checkpoints(refused, monkeypatch):
     usage = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    line = refused("train.steps=30", "train.save_every=5", "train.keep=4", command=command)
+    line = refused("train.steps=30", "train.save_every=5", "train.keep=4")
     assert line.startswith("the disk of output ")
     assert "the biggest part is 5 checkpoints" in line
     assert line.endswith("lower train.keep, or set output to a folder with more room")

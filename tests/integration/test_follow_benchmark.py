@@ -192,9 +192,10 @@ def test_a_shallow_target_answers_what_its_rows_say(tmp_path):
     assert len({tuple(row) for row in rows}) == 6
 
 
-def test_questions_of_the_new_kind_are_different_and_hold_computed_examples():
+def test_questions_of_the_new_kind_are_different_and_hold_computed_examples(monkeypatch):
     from real_questions import different, function, new_questions, prose_questions
 
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(Path(ast.__file__).parent / "email"))
     questions = new_questions(150, 0)
     assert questions == new_questions(150, 0)
     assert questions != new_questions(150, 1)

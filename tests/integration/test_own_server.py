@@ -112,11 +112,14 @@ def test_a_killed_command_and_an_interrupted_one_leave_no_server(words, port, tm
             assert not psutil.wait_procs(found, 30)[1]
 
 
-def test_a_server_that_does_not_start_ends_the_command_in_one_line(words, port, tmp_path) -> None:
-    log = tmp_path / "log"
-    with launching.running([*words, "follow.serve.engine=failing"], log) as command:
-        assert command.wait(launching.START_S) == 1
-    (line,) = [line for line in log.read_text().splitlines() if "spec-trainer: error:" in line]
+def test_a_server_that_does_not_start_ends_the_command_in_one_line(
+    words, tmp_path, monkeypatch, command_line: CommandLine
+) -> None:
+    for site in os.environ["PYTHONPATH"].split(os.pathsep)[:2]:
+        monkeypatch.syspath_prepend(site)
+    outcome = command_line(*words, "follow.serve.engine=failing")
+    assert outcome.code == 1
+    (line,) = [line for line in outcome.err.splitlines() if "spec-trainer: error:" in line]
     assert line.endswith(
         "the server of follow.serve ended with exit code 1 before it answered: MemoryError: no room for the "
         f"target; see {tmp_path / 'run' / 'logs' / 'server.log'}"

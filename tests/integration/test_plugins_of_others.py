@@ -91,10 +91,12 @@ def run_words(peaked_target, rows_file) -> list[object]:
     ]  # fmt: skip
 
 
-def test_plan_imports_no_engine_that_it_does_not_need(call, run_words, with_heavy):
-    done = call("plan", *run_words, "--json", env=with_heavy)
-    assert (done.returncode, done.stderr.count("spec-trainer: ")) == (0, 0), done.stderr
-    assert list(json.loads(done.stdout)["served_by"]) == ["sglang", "vllm"]
+def test_plan_imports_no_engine_that_it_does_not_need(command_line, run_words, with_heavy, monkeypatch):
+    for site in with_heavy["PYTHONPATH"].split(os.pathsep):
+        monkeypatch.syspath_prepend(site)
+    done = command_line("plan", *run_words, "--json")
+    assert (done.code, done.err.count("spec-trainer: ")) == (0, 0), done.err
+    assert list(json.loads(done.out)["served_by"]) == ["sglang", "vllm"]
 
 
 @pytest.mark.slow
@@ -174,18 +176,15 @@ def test_a_command_that_names_one_ends_in_one_line(call_in_turn, run_words, tmp_
 
 @pytest.mark.parametrize("placement", ["inline", "colocated"])
 def test_an_error_in_a_strangers_code_ends_a_run_with_the_strangers_name(
-    call, command_line, run_words, tmp_path, monkeypatch, placement
+    command_line, run_words, tmp_path, monkeypatch, placement
 ):
+    site = str(_site(tmp_path / "site", "broken/spec-optimizer-failing"))
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", site)  # for the workers
     words = [*run_words, "--output", tmp_path / "run", "--placement", placement, "optimizer.name=failing"]
-    if placement == "inline":  # in this process, which has imported torch
-        monkeypatch.syspath_prepend(_site(tmp_path / "site", "broken/spec-optimizer-failing"))
-        done = command_line("train", *words)
-        code, errors = done.code, done.err
-    else:
-        ended = call("train", *words)
-        code, errors = ended.returncode, ended.stderr
-    (line,) = [line for line in errors.splitlines() if line.startswith("spec-trainer: ")]
-    assert code == 1
+    done = command_line("train", *words)
+    (line,) = [line for line in done.err.splitlines() if line.startswith("spec-trainer: ")]
+    assert done.code == 1
     assert "KeyError: 'momentum', raised in optimizer 'failing' of spec-optimizer-failing 0.1.0" in line
 
 

@@ -28,6 +28,9 @@ CORPUS = [
     "user assistant",
 ]
 VOCAB = 400
+CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The fox"}]}
+SHARED = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "The fox"}]}
+TOKENS = {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 1, 0, 1, 1]}
 
 
 def byte_level() -> Tokenizer:
@@ -54,6 +57,16 @@ def metaspace() -> Tokenizer:
         ),
     )
     return tokenizer
+
+
+def read(path, folder="nowhere", **settings):
+    """Return the dataset of a path; ``settings`` are keys of section data."""
+    return load_dataset(DataConfig(path=str(path), **({"eval_samples": 0} | settings)), folder, VOCAB)
+
+
+def numbers(count, start=0):
+    """Return rows of four tokens, all different."""
+    return [{"input_ids": [10, 20, start + i, i % 7], "loss_mask": [0, 1, 1, i % 2]} for i in range(count)]
 
 
 @pytest.fixture
