@@ -11,12 +11,16 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from spec_kit.targets import read_target
 from spec_testing import processes
 from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data import row_encoder
 from spec_trainer.data.dataset import load_dataset
+from spec_trainer.data.row_images import ImageRules
 
 from ....chat_templates import CHATML, stretches
+from ....seeing_targets import VOCABULARY
+from .image_rows import encoded, pixels
 
 SPECIALS = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|message|>", "<|end|>", "<|return|>",
@@ -162,3 +166,25 @@ def by_processes(monkeypatch, fork_server):
     monkeypatch.setattr(row_encoder, "ALONE_S", -1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork_server)
+
+
+@pytest.fixture
+def media(tmp_path):
+    folder = tmp_path / "media"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(encoded())
+    (folder / "b.jpg").write_bytes(encoded(pixels(33, 47), "JPEG"))
+    return folder
+
+
+@pytest.fixture
+def load_seeing(seeing_target, write, media):
+    """Rows to a dataset of a target that sees."""
+
+    def load(*rows, model_type="qwen2_5_vl", refused="", **settings):
+        path = settings.pop("path", None) or write(*rows)
+        config = DataConfig(path=path, **({"eval_samples": 0, "media_root": str(media)} | settings))
+        rules = ImageRules.of(read_target(seeing_target(model_type)), refused)
+        return load_dataset(config, seeing_target(model_type), VOCABULARY, images=rules)
+
+    return load
