@@ -14,7 +14,7 @@ from spec_core import Proposal
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, FeatureSample, Generation
 from spec_kit.drafting import distribution, recognise, uniform_numbers, verify_greedy, verify_sampled
-from spec_kit.layers import TargetOps
+from spec_kit.layers import TargetOps, encode_features
 from spec_kit.targets import read_target_tensors
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Target:
         """Return what a trainer gets for a request (E1, E2)."""
         _, states_TNH = self.run(request.input_ids, schema.layers)
         ids = torch.tensor(request.input_ids, device=self.device)
-        hidden_TNH = states_TNH.to(schema.torch_dtype()).contiguous()
+        hidden_TNH = encode_features(states_TNH.to(schema.torch_dtype()), schema).contiguous()
         return FeatureSample(request_id=request.request_id, input_ids=ids, hidden_TNH=hidden_TNH)
 
 

@@ -162,7 +162,7 @@ class SerialEngine(Engine):
     def _sender(self, destination: str, schema: FeatureSchema) -> FeatureSender:
         assert self._transport is not None
         if (destination, schema) not in self._senders:
-            sender = self._transport.connect(destination, schema, self.config.send_timeout_s)
+            sender = self._transport.connect(destination, schema.sent, self.config.send_timeout_s)
             self._senders[destination, schema] = sender
         return self._senders[destination, schema]
 
