@@ -431,6 +431,7 @@ def test_evaluation_of_the_draft(command_line, trained, peaked_target, prompts):
     assert len(document["acceptance_per_position"]) == 2
     assert document["drafted"] <= 2 * document["rounds"]
     assert 0 < document["generated_tokens"] <= 12 * PROMPTS
+    assert document["inputs"] == {}, "no prompt has an image"
 
 
 @pytest.mark.parametrize(("trained_one", "loads"), [(True, "1,4"), (False, "2")], ids=["trained", "drawn"])

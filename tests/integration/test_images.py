@@ -1,5 +1,6 @@
 """Runs on a target that sees: every draft trains on rows with pictures, with an engine and from features."""
 
+import functools
 import json
 import shutil
 from dataclasses import replace
@@ -15,6 +16,7 @@ from spec_engine_hf.engine import HfEngine
 from spec_engine_sglang.engine import SglangEngine
 from spec_engine_sglang.serving import SglangServing
 from spec_trainer.cli.app import run
+from spec_trainer.measure.evaluation.tables import evaluation_lines
 
 from ..seeing_targets import ALL_SEEING, IMAGE_ID, SEEING
 from .launching import losses
@@ -49,7 +51,7 @@ def pictures(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def words(seeing_target, pictures):
     """``words(command, model_type, output, …)``: a command line on the pictures."""
 
@@ -61,7 +63,10 @@ def words(seeing_target, pictures):
     return line
 
 
-TRAIN = ("train.global_batch_tokens=200", "train.warmup_steps=1", "train.epochs=1", "train.eval_every=2")
+TRAIN = (
+    "train.global_batch_tokens=200", "train.warmup_steps=1", "train.epochs=1", "train.eval_every=2",
+    "train.save_every=1",
+)  # fmt: skip
 DRAFTS = {
     "eagle3": ("draft.name=eagle3", "draft.num_steps=2"),
     "dflash": ("draft.name=dflash", "draft.num_layers=1", "draft.block_size=4"),
@@ -75,17 +80,30 @@ PAIRS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def online(words, tmp_path_factory):
+    """``online(model_type, settings)``: the directory of a run with an engine and a draft of these settings."""
+
+    @functools.cache
+    def train(model_type: str, draft: tuple[str, ...]) -> Path:
+        output = tmp_path_factory.mktemp(model_type) / "run"
+        assert run(words("train", model_type, output, *TRAIN, *draft)) == 0
+        return output
+
+    return train
+
+
 @pytest.mark.parametrize(("model_type", "draft"), PAIRS)
-def test_drafts_train_on_pictures_with_an_engine_and_from_features(words, tmp_path, model_type, draft):
-    settings = (*TRAIN, *DRAFTS[draft])
-    assert run(words("train", model_type, tmp_path / "run", *settings)) == 0
-    features = tmp_path / "features"
+def test_drafts_train_on_pictures_with_an_engine_and_from_features(
+    words, online, tmp_path, model_type, draft
+):
+    settings, features = (*TRAIN, *DRAFTS[draft]), tmp_path / "features"
     assert run(words("capture", model_type, features, *DRAFTS[draft])) == 0
     assert run(words("train", model_type, tmp_path / "offline", *settings, f"data.features={features}")) == 0
-    with_engine, offline = (losses(tmp_path / name) for name in ("run", "offline"))
-    assert len(with_engine) > 2
-    assert with_engine == pytest.approx(offline, rel=1e-4)
-    config = json.loads((tmp_path / "run" / "draft" / "config.json").read_text())
+    output = online(model_type, DRAFTS[draft])
+    assert len(losses(output)) > 2
+    assert losses(output) == pytest.approx(losses(tmp_path / "offline"), rel=1e-4)
+    config = json.loads((output / "draft" / "config.json").read_text())
     assert "mrope" not in json.dumps(config)
     assert config["rope_parameters"]["rope_theta"] == 1e4
     assert config["vocab_size"] == IMAGE_ID + 2
@@ -94,24 +112,22 @@ def test_drafts_train_on_pictures_with_an_engine_and_from_features(words, tmp_pa
 MERGED = (*DRAFTS["eagle3"], "draft.image_embeddings=merged")
 
 
-def test_a_draft_with_embeddings_of_images_trains_from_features_and_resumes(words, tmp_path):
+def test_a_draft_with_embeddings_of_images_trains_from_features_and_resumes(words, online, tmp_path):
     """A folder of its features serves a draft with the placeholder's, too, but not the other way round."""
-    settings = (*TRAIN, "train.save_every=1")
-    for kind, draft in (("merged", MERGED), ("placeholder", DRAFTS["eagle3"])):
-        assert run(words("train", "qwen2_5_vl", tmp_path / kind, *settings, *draft)) == 0
+    merged, placeholder = (online("qwen2_5_vl", draft) for draft in (MERGED, DRAFTS["eagle3"]))
     features = tmp_path / "features"
     assert run(words("capture", "qwen2_5_vl", features, *MERGED)) == 0
-    offline = (*settings, f"data.features={features}")
-    for kind, draft in (("merged", MERGED), ("placeholder", DRAFTS["eagle3"])):
-        assert run(words("train", "qwen2_5_vl", tmp_path / f"{kind}-offline", *offline, *draft)) == 0
-        assert losses(tmp_path / kind) == pytest.approx(losses(tmp_path / f"{kind}-offline"), rel=1e-4)
-    assert losses(tmp_path / "merged")[0] != pytest.approx(losses(tmp_path / "placeholder")[0], rel=1e-6)
-    copy = shutil.copytree(tmp_path / "merged", tmp_path / "copy")
+    for output, draft in ((merged, MERGED), (placeholder, DRAFTS["eagle3"])):
+        offline = tmp_path / f"offline-{len(draft)}"
+        assert run(words("train", "qwen2_5_vl", offline, *TRAIN, *draft, f"data.features={features}")) == 0
+        assert losses(output) == pytest.approx(losses(offline), rel=1e-4)
+    assert losses(merged)[0] != pytest.approx(losses(placeholder)[0], rel=1e-6)
+    copy = shutil.copytree(merged, tmp_path / "copy")
     (copy / "summary.json").unlink()
-    assert run(words("train", "qwen2_5_vl", copy, *settings, *MERGED, "train.resume_from=step-2")) == 0
-    assert losses(copy) == losses(tmp_path / "merged")
+    assert run(words("train", "qwen2_5_vl", copy, *TRAIN, *MERGED, "train.resume_from=step-2")) == 0
+    assert losses(copy) == losses(merged)
     name = "draft/model.safetensors"
-    assert (copy / name).read_bytes() == (tmp_path / "merged" / name).read_bytes()
+    assert (copy / name).read_bytes() == (merged / name).read_bytes()
 
 
 def test_features_without_the_embeddings_do_not_train_a_draft_that_reads_them(words, tmp_path, command_line):
@@ -126,11 +142,10 @@ def test_targets_that_scale_their_embeddings_have_none_for_a_draft(words, tmp_pa
     assert "set draft.image_embeddings=placeholder" in command_line(*line).error
 
 
-def test_engine_in_a_process_of_its_own_gets_the_images(words, tmp_path):
-    settings = (*TRAIN, *DRAFTS["eagle3"])
-    assert run(words("train", "qwen3_vl", tmp_path / "one", *settings)) == 0
-    assert run(words("train", "qwen3_vl", tmp_path / "two", *settings, "placement.kind=disaggregated")) == 0
-    assert losses(tmp_path / "one") == pytest.approx(losses(tmp_path / "two"), rel=1e-4)
+def test_engine_in_a_process_of_its_own_gets_the_images(words, online, tmp_path):
+    settings = (*TRAIN, *DRAFTS["dflash"], "placement.kind=disaggregated")
+    assert run(words("train", "qwen3_vl", tmp_path / "run", *settings)) == 0
+    assert losses(online("qwen3_vl", DRAFTS["dflash"])) == pytest.approx(losses(tmp_path / "run"), rel=1e-4)
 
 
 def test_features_of_other_images_are_refused(words, pictures, tmp_path, command_line):
@@ -191,23 +206,12 @@ def test_an_engine_without_images_takes_no_target_that_sees(words, tmp_path, com
 
 
 @pytest.fixture(scope="module")
-def evaluation(seeing_target, pictures, tmp_path_factory):
-    """``evaluation(model_type, prompts, …)``: a command line that evaluates a draft of one step."""
-    drafts = {}
+def evaluation(seeing_target, online):
+    """``evaluation(model_type, prompts, …)``: a command line that evaluates the draft of a run."""
 
     def line(model_type: str, prompts: Path, *more: str, draft=DRAFTS["eagle3"]) -> list[str]:
         target = str(seeing_target(model_type))
-        if (model_type, draft) not in drafts:
-            drafts[model_type, draft] = tmp_path_factory.mktemp(model_type) / "run"
-            data = ["--data", str(pictures / "rows.jsonl"), "--output", str(drafts[model_type, draft])]
-            settings = (
-                "train.steps=1",
-                "data.eval_samples=0",
-                f"data.media_root={pictures}",
-                *draft,
-            )
-            assert run(["train", "--target", target, *data, *settings]) == 0
-        inputs = ["--target", target, "--draft-model", str(drafts[model_type, draft] / "draft")]
+        inputs = ["--target", target, "--draft-model", str(online(model_type, draft) / "draft")]
         return ["evaluate", *inputs, "--prompts", str(prompts), "--max-new-tokens", "8", *more]
 
     return line
@@ -235,6 +239,10 @@ def test_evaluate_counts_images_and_text_apart(evaluation, pictures, tmp_path, c
         assert figures["acceptance_length"] == 1 + figures["accepted"] / figures["rounds"]
         assert figures["acceptance_length_before"] >= 1
     assert "Text and images" in report.read_text()
+    lines = list(evaluation_lines(document))
+    start = next(place for place, text in enumerate(lines) if text.startswith("prompts of"))
+    rows_of = [text.split()[:3] for text in lines[start + 1 : start + 3]]
+    assert rows_of == [["text", "4", "0"], ["images", "8", "12"]]
     # Each part by itself has the same rounds.
     rows = [json.loads(line) for line in (pictures / "rows.jsonl").read_text().splitlines()]
     seen = [row for row in rows if len(row["messages"][0]["content"]) > 1]
@@ -256,27 +264,6 @@ def test_evaluate_takes_a_draft_with_the_targets_embeddings_of_images(evaluation
     assert document["outputs_equal"] is True
     assert document["inputs"]["images"]["rounds"] > 0
     assert list(document["serve"]) == ["sglang"]
-
-
-def test_evaluate_prints_a_row_for_text_and_one_for_images(evaluation, pictures, capsys):
-    line = evaluation("qwen2_5_vl", pictures / "rows.jsonl", f"data.media_root={pictures}", "--no-untrained")
-    capsys.readouterr()
-    assert run([*line, "--temperature", "1"]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    start = next(place for place, text in enumerate(printed) if text.startswith("prompts of"))
-    assert [text.split()[:3] for text in printed[start + 1 : start + 3]] == [
-        ["text", "4", "0"],
-        ["images", "8", "12"],
-    ]
-
-
-def test_text_alone_has_no_figures_of_images(evaluation, tmp_path, capsys):
-    text = tmp_path / "text.jsonl"
-    text.write_text(json.dumps({"messages": [{"role": "user", "content": "What?"}]}) + "\n")
-    line = evaluation("qwen2_5_vl", text, "--json")
-    capsys.readouterr()
-    assert run(line) == 0
-    assert json.loads(capsys.readouterr().out)["inputs"] == {}
 
 
 @pytest.mark.parametrize(
