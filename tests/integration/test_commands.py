@@ -17,6 +17,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from spec_trainer.cli.app import run
+from spec_trainer.measure.evaluation.tables import evaluation_lines
 
 from .launching import last_step, losses, metrics, started, until
 
@@ -544,7 +545,7 @@ def test_evaluation_on_benchmarks(command_line, trained, peaked_target, add_char
     per_request = [row["acceptance_length_per_request"] for row in rows.values()]
     assert document["acceptance_length_per_request"] == pytest.approx(sum(per_request) / 2)
     assert "mbpp: too few generated tokens: 24, 5000 or more are advised" in document["warnings"]
-    lines = command_line(*words).out.splitlines()
+    lines = "\n".join(evaluation_lines(document)).splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("benchmark"))
     assert [line.split()[0] for line in lines[first : first + 4]] == [
         "benchmark",
