@@ -33,7 +33,13 @@ DRAFTS = {
     "dspark": ("dspark", {**BLOCKS, "markov_rank": 8}),
 }
 EACH_DRAFT = pytest.mark.parametrize(("name", "options"), DRAFTS.values(), ids=DRAFTS)
-OPERATORS = {"npu_fusion_attention", "npu_fusion_attention_grad", "npu_rotary_mul", "npu_swiglu"}
+OPERATORS = {
+    "npu_fusion_attention",
+    "npu_fusion_attention_grad",
+    "npu_rms_norm",
+    "npu_rotary_mul",
+    "npu_swiglu",
+}
 
 
 class Bench(NamedTuple):
@@ -116,6 +122,9 @@ def test_no_attention_of_a_step_is_computed_in_plain_torch(bench, dtype):
     module, arguments = built(bench, ascend(), dtype)
     with Called() as called:
         module(*arguments).loss.backward()
-    assert called.times.keys() >= OPERATORS, called.times
+    plain = (
+        {"npu_rms_norm"} if bench.draft.name == "mtp" else set()
+    )  # this head stores its norms' weights minus 1
+    assert called.times.keys() >= OPERATORS - plain, called.times
     own_softmax = bench.draft.name in ("dflash2", "lilicorr")  # of their heads
     assert own_softmax or not called.times.keys() & {"_softmax", "_safe_softmax"}

@@ -19,7 +19,7 @@ from spec_backend_ascend.attention import (
 from spec_kit.block_drafting import BlockLayout, block_attention, norm_rotate
 from spec_kit.chain_drafting import ttt_attention, ttt_attention_backward
 from spec_kit.layers import rotate
-from spec_kit.layers.plain_kernels import swiglu, swiglu_mlp
+from spec_kit.layers.plain_kernels import rms_norm, swiglu, swiglu_mlp
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """dtype -> largest ‖difference‖ / ‖result‖."""
@@ -74,6 +74,12 @@ def test_rotated_heads(dtype, tokens, heads, width, rotated):
     x, weight = draw(tokens, heads, width, dtype=dtype), draw(width, dtype=dtype)
     assert_same(
         lambda x: kernels.npu_rotate(x, on(angles, x)), lambda x: rotate(x, on(angles, x)), [x], dtype
+    )
+    assert_same(
+        lambda x, weight: kernels.npu_rms_norm(x, weight, 1e-5),
+        lambda x, weight: rms_norm(x, weight, 1e-5),
+        [x, weight],
+        dtype,
     )
     assert_same(
         lambda x, weight: kernels.npu_norm_rotate(x, weight, 1e-5, on(angles, x)),

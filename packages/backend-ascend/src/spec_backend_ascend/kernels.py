@@ -54,6 +54,11 @@ def npu_rotate(heads_TND: Tensor, angles: Angles) -> Tensor:
     return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
 
 
+def npu_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the RMS norm of the last dimension, times ``weight``."""
+    return _npu.npu_rms_norm(x, weight, eps)[0] if _takes(x, weight) and x.dim() <= 8 else NotImplemented
+
+
 def npu_norm_rotate(heads_TND: Tensor, weight_D: Tensor, eps: float, angles: Angles) -> Tensor:
     """Return each head's RMS norm, rotated, by ``npu_rms_norm`` and ``npu_rotary_mul``."""
     if not _takes(heads_TND, weight_D):
@@ -77,6 +82,7 @@ def npu_swiglu_mlp(x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -
 
 ATTENTION = "npu_fusion_attention", "npu_fusion_attention_grad"
 OPERATORS: Mapping[str, tuple[Kernel, tuple[str, ...]]] = {
+    "rms_norm": (npu_rms_norm, ("npu_rms_norm",)),
     "rotate": (npu_rotate, ("npu_rotary_mul",)),
     "norm_rotate": (npu_norm_rotate, ("npu_rms_norm", "npu_rotary_mul")),
     "swiglu": (npu_swiglu, ("npu_swiglu",)),

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
 Kernel = Callable[..., Any]
 FindKernel = Callable[[str], Kernel | None]
@@ -48,6 +48,9 @@ class KernelSet:
         Called once, when a draft is built.
         """
         return cls(**{name: _with_plain(find(name), plain) for name, plain in vars(cls()).items()})
+
+    def attach(self, module: nn.Module) -> None:
+        """Let kernels compute parts of a new module that do not call them; by default, none."""
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:

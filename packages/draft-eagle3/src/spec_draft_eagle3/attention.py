@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from spec_kit.layers import AttentionProjections
+from spec_kit.layers import AttentionProjections, RmsNorm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ class GroupedQueryAttention(AttentionProjections):
         """Make the projections; ``inputs``: width of their input."""
         super().__init__(shape, inputs)
         self.head_dim = shape.head_dim
-        norm = nn.RMSNorm if shape.qk_norm else nn.Identity
+        norm = RmsNorm if shape.qk_norm else nn.Identity
         self.q_norm, self.k_norm = (norm(shape.head_dim, eps=shape.norm_eps) for _ in range(2))
 
     @property

@@ -29,7 +29,7 @@ from spec_kit.chain_drafting import (
     step_weights,
     take_rows,
 )
-from spec_kit.layers import ContextRows, LatentAttention, Mlp, Rope, checkpointed, linear
+from spec_kit.layers import ContextRows, LatentAttention, Mlp, RmsNorm, Rope, checkpointed, linear
 
 Angles = tuple[Tensor, Tensor]
 Bounds = list[tuple[int, int]]
@@ -50,9 +50,9 @@ class Eagle3Layer(nn.Module):
         """Create the layer; it computes with the kernels in ``kernels``."""
         super().__init__()
         width = shape.hidden_size
-        self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
-        self.hidden_norm = nn.RMSNorm(width, shape.norm_eps) if is_first else None
-        self.post_attention_layernorm = nn.RMSNorm(width, shape.norm_eps)
+        self.input_layernorm = RmsNorm(width, shape.norm_eps)
+        self.hidden_norm = RmsNorm(width, shape.norm_eps) if is_first else None
+        self.post_attention_layernorm = RmsNorm(width, shape.norm_eps)
         # A submodule, so that hints can name it: gradients of the attention's input are summed there.
         self.normed_state = nn.Identity()
         self._starts_normed = is_first and shape.norm_before_residual
@@ -198,14 +198,14 @@ class Eagle3Model(ChainModule):
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         width = shape.hidden_size
         self.fc = linear(shape.num_captured * width, width)
-        joined = nn.RMSNorm if shape.norm_before_fc else nn.Identity
+        joined = RmsNorm if shape.norm_before_fc else nn.Identity
         self.input_norm = joined(shape.num_captured * width, eps=shape.norm_eps)
         chunks = shape.num_captured if shape.fc_norm else 0
-        self.fc_norm = nn.ModuleList(nn.RMSNorm(width, shape.norm_eps) for _ in range(chunks))
+        self.fc_norm = nn.ModuleList(RmsNorm(width, shape.norm_eps) for _ in range(chunks))
         self.midlayer = Eagle3Layer(shape, kernels, is_first=True)
         later = {str(index): Eagle3Layer(shape, kernels, is_first=False) for index in shape.later_layers}
         self.layers = nn.ModuleDict(later)
-        self.norm = nn.RMSNorm(width, shape.norm_eps)
+        self.norm = RmsNorm(width, shape.norm_eps)
         # Places that a strategy can name: there it gathers the tokens, or divides them among ranks.
         self.head_input, self.whole_rows, self.rank_rows = nn.Identity(), nn.Identity(), nn.Identity()
         self.add_head(shape)

@@ -16,7 +16,7 @@ from spec_draft_mtp.expert_shapes import DeepseekShape, GlmShape
 from spec_draft_mtp.experts import SigmoidExperts, SoftmaxExperts
 from spec_draft_mtp.shape import MtpShape
 from spec_kit.chain_drafting import ChainKernels
-from spec_kit.layers import INIT_STD, LatentAttention, Mlp, linear
+from spec_kit.layers import INIT_STD, LatentAttention, Mlp, RmsNorm, linear
 
 Turn = Callable[[Tensor], Tensor]
 """Rotates the heads [T, N, D] of some tokens by the rotary angles of their positions."""
@@ -43,7 +43,7 @@ class CentredNorm(nn.Module):
 
 def new_norm(shape: MtpShape, width: int) -> nn.Module:
     """Return a norm of ``width`` channels, as the head's kind has it."""
-    return (nn.RMSNorm if shape.stored_as_layer else CentredNorm)(width, shape.norm_eps)
+    return (RmsNorm if shape.stored_as_layer else CentredNorm)(width, shape.norm_eps)
 
 
 class GatedAttention(nn.Module):

@@ -23,7 +23,7 @@ from spec_draft_peagle.loss import PEagleLoss
 from spec_draft_peagle.shape import PEagleShape
 from spec_kit.block_drafting import KeysValues
 from spec_kit.chain_drafting import ChainModule, take_rows
-from spec_kit.layers import AttentionProjections, Mlp, Rope, checkpointed, linear
+from spec_kit.layers import AttentionProjections, Mlp, RmsNorm, Rope, checkpointed, linear
 
 Past = Sequence[Sequence[KeysValues]]
 """Keys and values of the earlier segments, for each layer."""
@@ -39,9 +39,9 @@ class PEagleLayer(nn.Module):
         """Make the layer; its attention and its MLP compute with ``kernels``."""
         super().__init__()
         width = shape.hidden_size
-        self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
-        self.hidden_norm = nn.RMSNorm(width, shape.norm_eps) if is_first else None
-        self.post_attention_layernorm = nn.RMSNorm(width, shape.norm_eps)
+        self.input_layernorm = RmsNorm(width, shape.norm_eps)
+        self.hidden_norm = RmsNorm(width, shape.norm_eps) if is_first else None
+        self.post_attention_layernorm = RmsNorm(width, shape.norm_eps)
         self.normed_state = (
             nn.Identity()
         )  # hints name this submodule to sum gradients of the attention's input
@@ -155,12 +155,12 @@ class PEagleModel(ChainModule):
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         width, inputs = shape.hidden_size, shape.num_captured * shape.hidden_size
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, inputs))
-        self.input_norm = (nn.RMSNorm if shape.norm_before_fc else nn.Identity)(inputs, eps=shape.norm_eps)
+        self.input_norm = (RmsNorm if shape.norm_before_fc else nn.Identity)(inputs, eps=shape.norm_eps)
         self.fc = linear(inputs, width)
         self.layers = nn.ModuleList(
             PEagleLayer(shape, kernels, is_first=index == 0) for index in range(shape.num_layers)
         )
-        self.norm = nn.RMSNorm(width, shape.norm_eps)
+        self.norm = RmsNorm(width, shape.norm_eps)
         self.add_head(shape)
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:

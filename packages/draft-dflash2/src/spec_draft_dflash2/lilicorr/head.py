@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spec_draft_dflash2.lilicorr.shape import NUM_FEATURES, LiLiCorrShape
-from spec_kit.layers import INIT_STD
+from spec_kit.layers import INIT_STD, RmsNorm
 
 
 class PathHead(nn.Module):
@@ -38,7 +38,7 @@ class PathHead(nn.Module):
         self.same_slot_bias = nn.Parameter(torch.zeros(heads))
         self.context_proj = nn.Linear(h, d)
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.lilicorr_num_layers))
-        self.output_norm, self.anchor_norm = (nn.RMSNorm(d, shape.norm_eps) for _ in range(2))
+        self.output_norm, self.anchor_norm = (RmsNorm(d, shape.norm_eps) for _ in range(2))
         self.factor_input_proj = nn.Linear(3 * d, d)
         self.out_head, self.in_head, self.anchor_out_head = (nn.Linear(d, f) for _ in range(3))
         for layer in self.modules():
@@ -133,7 +133,7 @@ class _Layer(nn.Module):
     def __init__(self, shape: LiLiCorrShape) -> None:
         super().__init__()
         width = shape.lilicorr_hidden_size
-        self.attn_norm, self.mlp_norm = (nn.RMSNorm(width, shape.norm_eps) for _ in range(2))
+        self.attn_norm, self.mlp_norm = (RmsNorm(width, shape.norm_eps) for _ in range(2))
         self.attn = _Attention(width, shape.lilicorr_num_heads)
         self.mlp = _Mlp(width, shape.mlp_width, width)
 

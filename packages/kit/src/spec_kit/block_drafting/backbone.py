@@ -20,7 +20,7 @@ from spec_kit.block_drafting.block_shape import BlockConfig, BlockShape
 from spec_kit.block_drafting.blocks import Blocks
 from spec_kit.block_drafting.kernels import Angles, BlockKernels
 from spec_kit.drafting import VocabularyModule
-from spec_kit.layers import AttentionProjections, ContextRows, Mlp, Rope, checkpointed, linear
+from spec_kit.layers import AttentionProjections, ContextRows, Mlp, RmsNorm, Rope, checkpointed, linear
 
 WORTH_A_COPY = 7 / 8
 """Fraction of a batch's tokens. If the blocks see a smaller fraction, the seen tokens are copied into a smaller
@@ -48,8 +48,8 @@ class BlockAttention(AttentionProjections):
     def __init__(self, shape: BlockShape, kernels: BlockKernels) -> None:
         """Create projections and norms with the sizes of ``shape``."""
         super().__init__(shape, shape.hidden_size)
-        self.q_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
-        self.k_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
+        self.q_norm = RmsNorm(shape.head_dim, shape.norm_eps)
+        self.k_norm = RmsNorm(shape.head_dim, shape.norm_eps)
         self.head_dim, self._norm_eps = shape.head_dim, shape.norm_eps
         self._norm_rotate = kernels.norm_rotate
 
@@ -70,8 +70,8 @@ class BlockLayer(nn.Module):
     def __init__(self, shape: BlockShape, index: int, kernels: BlockKernels) -> None:
         """Create the layer with this index, which decides its window and whether it looks back alone."""
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.input_layernorm = RmsNorm(shape.hidden_size, shape.norm_eps)
+        self.post_attention_layernorm = RmsNorm(shape.hidden_size, shape.norm_eps)
         self.self_attn = BlockAttention(shape, kernels)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
         self.window, self.is_causal = shape.windows[index], shape.causality[index]
@@ -130,11 +130,11 @@ class BlockBackbone(VocabularyModule):
         self.embedding_scale = embedding_scale
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         self.fc = linear(len(shape.layers) * shape.hidden_size, shape.hidden_size)
-        self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.hidden_norm = RmsNorm(shape.hidden_size, shape.norm_eps)
         self.layers = nn.ModuleList(
             self.layer_type(shape, index, kernels) for index in range(shape.num_layers)
         )
-        self.norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.norm = RmsNorm(shape.hidden_size, shape.norm_eps)
         self.add_vocabulary(shape)
 
     @property

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from spec_kit.block_drafting.attention import BlockLayout, KeysValues, block_attention
 from spec_kit.layers import DecoderKernels, rotate
+from spec_kit.layers.plain_kernels import rms_norm
 
 Angles = tuple[Tensor, Tensor]
 
 
 def norm_rotate(heads_TND: Tensor, weight_D: Tensor, eps: float, angles: Angles) -> Tensor:
     """Return each head's RMS norm, rotated by ``angles`` (cos, sin: [T, 1, rotated / 2]); differentiable."""
-    return rotate(F.rms_norm(heads_TND, weight_D.shape, weight_D, eps), angles)
+    return rotate(rms_norm(heads_TND, weight_D, eps), angles)
 
 
 @dataclass(frozen=True, kw_only=True)

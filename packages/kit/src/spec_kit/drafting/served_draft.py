@@ -259,10 +259,12 @@ class ServedDraft(Draft, Generic[C, S]):
         kernels = self.kernels().of(kernel)
         if self.checkpoint is None:
             module = self.new_module(target, tensors, kernels)
+            kernels.attach(module)
             self.initialize(module, target, tensors, token_counts)
             return module
         with UnsetWeights():  # drawing random weights takes longer than reading the stored ones
             module = self.new_module(target, tensors, kernels)
+        kernels.attach(module)
         state = self.stored_state(self.checkpoint)
         if HEAD in module.state_dict() and HEAD not in state:
             state[HEAD] = tensors.head_VH.float()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         with_gradients,
     )
     from spec_kit.layers.packed_rows import PackedRows, as_wide, rows_of_pieces
-    from spec_kit.layers.plain_kernels import DecoderKernels, Distribution, softmax
+    from spec_kit.layers.plain_kernels import DecoderKernels, Distribution, RmsNorm, softmax
     from spec_kit.layers.rope import Rope, rotate
     from spec_kit.layers.row_loss import ROW_LOSSES, Teacher, score, teach
     from spec_kit.layers.sequence_caches import cached_attention, extended_caches, new_positions
@@ -40,6 +40,7 @@ __all__ = [
     "LatentAttention",
     "Mlp",
     "PackedRows",
+    "RmsNorm",
     "Rope",
     "TargetOps",
     "Teacher",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from spec_kit.drafting.latent_shape import LatentShape
 from spec_kit.layers.decoder_parts import linear
+from spec_kit.layers.plain_kernels import RmsNorm
 
 Turn = Callable[[Tensor], Tensor]
 """Rotates the heads [T, heads, D] of some tokens by the rotary angles of their positions."""
@@ -31,10 +32,10 @@ class LatentAttention(nn.Module):
         heads, self._nope, self._rope = shape.num_heads, shape.qk_nope_head_dim, shape.qk_rope_head_dim
         self._value, self._latent, self._score_scale = shape.v_head_dim, shape.kv_lora_rank, shape.score_scale
         self.q_a_proj = linear(inputs, shape.q_lora_rank)
-        self.q_a_layernorm = nn.RMSNorm(shape.q_lora_rank, shape.norm_eps)
+        self.q_a_layernorm = RmsNorm(shape.q_lora_rank, shape.norm_eps)
         self.q_b_proj = linear(shape.q_lora_rank, heads * (self._nope + self._rope))
         self.kv_a_proj_with_mqa = linear(inputs, self._latent + self._rope)
-        self.kv_a_layernorm = nn.RMSNorm(self._latent, shape.norm_eps)
+        self.kv_a_layernorm = RmsNorm(self._latent, shape.norm_eps)
         self.kv_b_proj = linear(self._latent, heads * (self._nope + self._value))
         self.o_proj = linear(heads * self._value, shape.hidden_size)
         self.rotated_key = nn.Identity()  # hints name this submodule to sum gradients over heads

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spec_core import KernelSet, LinearWeight
@@ -19,6 +19,11 @@ from spec_core import KernelSet, LinearWeight
 Distribution = tuple[Tensor, Tensor]
 """Logits [R, V] and their log-sum-exp [R] over all shards: softmax = exp(logits − log-sum-exp)."""
 Three = tuple[Tensor, Tensor, Tensor]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the RMS norm of the last dimension, times ``weight``; differentiable."""
+    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -81,16 +86,38 @@ def softmax(logits: Tensor, log_sum: Tensor) -> Tensor:
     return (upcast(logits) - log_sum[..., None]).exp_()
 
 
+class RmsNorm(nn.RMSNorm):
+    """An RMS norm. ``norm(x, weight, eps)`` computes it, and may be replaced."""
+
+    norm: Callable[[Tensor, Tensor, float], Tensor] = staticmethod(rms_norm)
+
+    def __init__(self, width: int, eps: float) -> None:
+        """Start with weight 1."""
+        super().__init__(width, eps)
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normed channels, shaped like ``x`` [..., width]."""
+        return self.norm(x, self.weight, self._eps)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecoderKernels(KernelSet):
     """The kernels of a draft with a SwiGLU MLP and a loss over the vocabulary; subclasses add others."""
 
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
     swiglu_mlp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = swiglu_mlp
     linear_weight: Callable[[Tensor], LinearWeight] = LinearWeight
     """(weight) -> the LinearWeight that computes the weight's products in one forward and backward pass."""
     logsumexp_argmax: Callable[[Tensor], Three] = logsumexp_argmax
     distill_terms: Callable[[Tensor, Tensor, Distribution, Tensor], Three] = distill_terms
     distill_grad_: Callable[[Tensor, Tensor, Three, Distribution, Tensor], Tensor] = distill_grad_
+
+    def attach(self, module: nn.Module) -> None:
+        """Let the kernel ``rms_norm`` compute the norms of a new module."""
+        for norm in module.modules():
+            if isinstance(norm, RmsNorm):
+                norm.norm = self.rms_norm
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
@@ -100,6 +127,7 @@ class DecoderKernels(KernelSet):
         teacher = teacher_RV, teacher_RV.logsumexp(-1)
         shapes = (7, 16), (24, 16), (24, 16), (16, 24)
         return {
+            "rms_norm": (draw(7, 3, 16).requires_grad_(), draw(16).requires_grad_(), 1e-5),
             "swiglu_mlp": tuple(draw(*shape).requires_grad_() for shape in shapes),
             "linear_weight": (draw(24, 16),),
             "logsumexp_argmax": (logits_RSV,),
