@@ -15,22 +15,6 @@ from .judge import Judge, special_pattern
 from .samples import Trainer, rendering_here, special_tokens
 from .server import Server
 
-BEFORE = {
-    "plain": (11, 14),
-    "system": (10, 16),
-    "several turns": (17, 64),
-    "reasoning": (11, 47),
-    "earlier reasoning": (18, 180),
-    "call, content empty": (61, 73),
-    "call, content null": (173, 45),
-    "text before the call": (31, 102),
-    "parallel calls": (193, 75),
-    "agent chain": (145, 112),
-    "answer opens": (26, 22),
-    "empty answer": (36, 27),
-}
-"""Shape -> templates that were refused and that broke the rule on 28 November 2026."""
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -86,14 +70,13 @@ def page(outcomes: list[Outcome]) -> str:
 
 def _by_shape(outcomes: list[Outcome]) -> str:
     lines = [
-        "| shape | messages | learnt | refused | the template refuses | breaks | before: refused | before: breaks |",
-        "|---|---|---|---|---|---|---|---|",
+        "| shape | messages | learnt | refused | the template refuses | breaks |",
+        "|---|---|---|---|---|---|",
     ]
     for shape, messages in SHAPES.items():
         kinds = Counter(one.kind for one in outcomes if one.shape == shape)
         figures = " | ".join(str(kinds[kind]) for kind in ("learnt", "refused", "not rendered", "broken"))
-        refused, breaks = BEFORE.get(shape, ("", ""))
-        lines.append(f"| {shape} | {messages} | {figures} | {refused} | {breaks} |")
+        lines.append(f"| {shape} | {messages} | {figures} |")
     return "\n".join(lines) + "\n"
 
 
