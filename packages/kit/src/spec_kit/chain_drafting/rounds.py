@@ -25,8 +25,8 @@ def count_rounds(teacher_R: Tensor, labelled_RS: Tensor, matched_RS: Tensor) -> 
     teacher_R, matched_RS = teacher_R.cpu(), (matched_RS & labelled_RS).cpu()
     size = int(teacher_R.max()) if len(teacher_R) else 0
     right_TS = torch.zeros(size, num_steps, dtype=torch.int64)
-    reach_RS = (teacher_R[:, None] - 1 - torch.arange(num_steps)).clamp(min=0)
-    right_TS.scatter_reduce_(0, reach_RS, matched_RS.long(), "amax")
+    row_RS = (teacher_R[:, None] - 1 - torch.arange(num_steps)).clamp(min=0)
+    right_TS.scatter_reduce_(0, row_RS, matched_RS.long(), "amax")
     guesses_T = torch.zeros(size, dtype=torch.bool)
     guesses_T[teacher_R[labelled_RS[:, 0].cpu()] - 1] = True
     begins_T = guesses_T & F.pad(guesses_T[:-1], (1, 0))

@@ -12,6 +12,8 @@ from spec_core.records import Availability
 from spec_trainer.cli.commands import check
 from spec_trainer.cli.commands.check import check_backend
 
+from .....distributions import write_distribution
+
 
 @pytest.fixture(autouse=True)
 def _forked(monkeypatch):
@@ -39,6 +41,18 @@ def test_cpu_passes():
     assert report["capabilities"]["num_devices"] == 1
     assert report["package"].startswith("spec-backend-cpu ")
     assert json.loads(json.dumps(report)) == report
+
+
+def test_a_strangers_broken_draft_is_named_and_passed_over(tmp_path, monkeypatch):
+    site = write_distribution(tmp_path / "site", "stranger", "[spec_core.drafts]\nodd = odd_draft:Odd\n")
+    (site / "odd_draft.py").write_text(
+        "from spec_draft_eagle3.draft import Eagle3Draft\n\nclass Odd(Eagle3Draft):\n    name = 'odd'\n\n"
+        "    def kernels(self):\n        raise AttributeError\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    found = check._kernels(CpuBackend(CpuBackend.Config(name="cpu")))
+    assert "swiglu_mlp" in found
+    assert "draft 'odd' is passed over: " in found
 
 
 def test_a_failing_step_is_reported_and_the_others_still_run(monkeypatch):

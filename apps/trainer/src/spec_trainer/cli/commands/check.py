@@ -12,8 +12,8 @@ from importlib import metadata
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from spec_core import Backend, Draft, plugins
-from spec_core.errors import ConfigError, SpecError
+from spec_core import Backend, Draft, foreign_errors, plugins
+from spec_core.errors import ConfigError, PluginError, SpecError
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_processes.sockets.rendezvous import TcpRendezvous
 
@@ -124,13 +124,20 @@ def _attention(backend: Backend) -> str:
 
 
 def _kernels(backend: Backend) -> str:
-    """Name the kernels that the installed drafts get, and those that they compute in plain torch."""
-    sets = [draft.kernels()() for _, draft in plugins.load_each(Draft) if isinstance(draft, type)]
-    names = sorted({name for kernels in sets for name in vars(kernels)})
+    """Name the kernels that the installed drafts get, those that they compute in plain torch, and broken drafts."""
+    names, broken = set[str](), list[str]()
+    for name, draft in plugins.load_each(Draft):
+        if not isinstance(draft, type):
+            continue
+        try:
+            with foreign_errors(PluginError, f"draft {name!r} is passed over"):
+                names.update(vars(draft.kernels()()))
+        except PluginError as error:
+            broken.append(str(error))
     find = plugins.find_kernel(backend)
-    used = [name for name in names if find(name) is not None]
-    plain = [name for name in names if name not in used]
-    return f"{', '.join(used) or 'none'}; plain torch: {', '.join(plain) or 'none'}"
+    used = sorted(name for name in names if find(name) is not None)
+    plain = sorted(names.difference(used))
+    return "; ".join([", ".join(used) or "none", f"plain torch: {', '.join(plain) or 'none'}", *broken])
 
 
 def _collectives(backend: Backend) -> str:
