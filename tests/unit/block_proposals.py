@@ -4,13 +4,15 @@ A subclass of ``BlockProposalSuite`` names its module ``cases``.
 """
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from spec_core import Proposer, TargetSpec
+from spec_core import Draft, Proposer, TargetSpec
 from spec_core.errors import ConfigError
+from spec_core.records import StepOutput
 from spec_kit.block_drafting import Blocks
 from spec_kit.layers import TargetOps
 
@@ -19,11 +21,50 @@ from .draft_batches import LLAMA3, make_batch, random_documents
 from .draft_parts import make_ops, make_target
 
 KNOWN = 11
+PROMPT = 4
 
 
 def extend(proposer: Proposer, document: Document, start: int, stop: int) -> None:
     """Positions start to stop, of which the last has no token behind it that the target has seen."""
     proposer.extend(document.ids[start + 1 : stop + 1].tolist(), document.states[start:stop])
+
+
+def write_answer(
+    draft: Draft, module: Any, target: TargetSpec, document: Document, rounds: list[int], num_guesses: int
+) -> Document:
+    """Write an answer into the document in rounds that accept so many of the proposer's guesses; return both."""
+    proposer, read, known = draft.proposer(module, make_ops(target)), 0, PROMPT  # the answer's first token
+    ids = document.ids.clone()
+    for accepted in rounds:
+        extend(proposer, replace(document, ids=ids), read, known)
+        guesses = proposer.propose(num_guesses, 0.0, torch.Generator()).token_ids
+        ids[known + 1 : known + 1 + accepted] = torch.tensor(guesses[:accepted])
+        read, known = known, known + 1 + accepted
+        ids[known] = 0 if accepted < num_guesses and guesses[accepted] == 1 else 1
+    mask_T = torch.arange(known + 1) >= PROMPT
+    return replace(document, ids=ids[: known + 1], states=document.states[: known + 1], mask=mask_T)
+
+
+def assert_rounds_are_counted(
+    draft: Draft, module: Any, target: TargetSpec, documents: list[Document], num_guesses: int
+) -> StepOutput:
+    """An evaluation of answers that were written in rounds counts these rounds; a step counts none."""
+    rounds = [[2, 0, num_guesses, 1, num_guesses, 3], [0, 0, 1]]
+    written = [
+        write_answer(draft, module, target, document, accepted, num_guesses)
+        for document, accepted in zip(documents, rounds, strict=True)
+    ]
+    batch, ops = replace(make_batch(written, [3, 0]), evaluates=True), make_ops(target)
+    denominators = draft.denominators([batch.supervision(span) for span in batch.spans])
+    with torch.no_grad():
+        output = module(batch, denominators, ops)
+    metrics, accepted = output.metrics(), [*chain(*rounds)]
+    shares = [sum(number > place for number in accepted) / 9 for place in range(num_guesses)]
+    assert metrics["acceptance_per_position"] == pytest.approx(shares)
+    assert metrics["acceptance_length_rounds"] == pytest.approx(1 + sum(accepted) / 9)
+    trained = module(replace(batch, evaluates=False), denominators, ops).metrics()
+    assert "acceptance_per_position" not in trained
+    return output
 
 
 class BlockProposalSuite:
@@ -103,6 +144,19 @@ class BlockProposalSuite:
         assert greedy.probs_KV is None
         expected = self.forward_probs(options, document, greedy.token_ids, 1.0)
         assert greedy.token_ids == tuple(expected.argmax(-1).tolist())
+
+    def test_evaluation_counts_the_rounds_of_the_proposer(self, options, monkeypatch):
+        """All blocks are evaluated, however few a step trains, and some at a time like all at once."""
+        target, losses = self.target(), list[float]()
+        config = self.config(self.longest, {**options, "num_anchors": 1})
+        module = self.cases.make_model(target, config)
+        for at_once in (1024, 3):
+            monkeypatch.setattr("spec_kit.block_drafting.backbone.MOST_AT_ONCE", at_once)
+            documents = random_documents(target, [40, 12], 4, 6)
+            draft = self.cases.Draft(config)
+            output = assert_rounds_are_counted(draft, module, target, documents, self.longest)
+            losses.append(output.loss.item())
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
     def test_more_tokens_than_a_block_holds_are_refused_in_one_line(self, proposer):
         asked, size = self.longest + 1, self.longest + self.first_guess

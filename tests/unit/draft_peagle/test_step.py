@@ -7,6 +7,7 @@ from spec_backend_cpu.kernels import KERNELS
 from spec_core import no_kernel
 from spec_draft_peagle.draft import PEagleDraft
 
+from ..block_proposals import assert_rounds_are_counted
 from ..draft_batches import GAPS, LENGTHS, LLAMA3, random_documents, step_arguments
 from ..draft_parts import assert_gradients, gradients, make_target
 from ..draft_steps import DraftStepSuite, assert_each_precision
@@ -93,3 +94,9 @@ def test_segments_change_nothing(segment_tokens, kernel):
     torch.testing.assert_close(outputs[1].sums, outputs[0].sums, rtol=1e-12, atol=0)
     assert all(torch.equal(outputs[1].counts[n], v) for n, v in outputs[0].counts.items())
     assert_gradients(found[1], found[0], 1e-11)
+
+
+def test_evaluation_drops_no_guess_and_counts_the_rounds_of_the_proposer():
+    target, config = make_target(rope=LLAMA3), make_config(retention=0.3, least_retention=0.0)
+    documents = random_documents(target, [40, 12], seed=4)
+    assert_rounds_are_counted(PEagleDraft(config), make_model(target, config), target, documents, 4)

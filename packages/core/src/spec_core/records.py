@@ -188,6 +188,8 @@ class Supervision:
     """int64 [T]: ``Generation.guess_depths`` of a sample that an engine has decoded, 0 for prompt tokens."""
     seed: int = 0
     """``DraftBatch.seed`` of the batches that contain this sample."""
+    evaluates: bool = False
+    """``DraftBatch.evaluates`` of the batches that contain this sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,11 +223,26 @@ class DraftBatch:
     """``Supervision.guess_depth`` of all tokens, int64 [T] on the CPU; None if no sample has one."""
     seed: int = 0
     """Seed of the run; a draft's random draws are a function of (seed, epoch, sample id)."""
+    evaluates: bool = False
+    """Whether the batch is evaluated and not trained. Then it has no guess depths, and a draft leaves out no part of
+    a sample at random."""
     rows_multiple: int = 1
     """T is a multiple of this number. If a draft computes only some of the T rows, their number must be a multiple,
     too."""
     context: ContextGroup | None = None
     """The processes that divide the batch's tokens; only for a draft whose hints say ``context_parallel``."""
+
+    def supervision(self, span: Span) -> Supervision:
+        """Return the data of one document of the batch from which its loss denominators are computed."""
+        tokens, guess_depth_T = slice(span.start, span.stop), self.guess_depth_T
+        return Supervision(
+            sample_id=span.sample_id,
+            epoch=span.epoch,
+            loss_mask=self.loss_mask_T[tokens],
+            guess_depth=None if guess_depth_T is None else guess_depth_T[tokens],
+            seed=self.seed,
+            evaluates=self.evaluates,
+        )
 
     def to(self, device: torch.device) -> DraftBatch:
         """Return the batch with token ids and hidden states on ``device``.

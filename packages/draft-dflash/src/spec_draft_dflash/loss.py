@@ -108,4 +108,4 @@ class _BlockSums:
         loss = self.metrics.loss(self.scale)
         if self.grad_ASH is not None:
             loss = with_gradients(loss, (self.grad_ASH,), (self.states_ASH,))
-        return self.metrics.output(loss)
+        return self.metrics.output(loss, self.batch)

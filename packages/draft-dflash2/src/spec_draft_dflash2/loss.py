@@ -161,7 +161,7 @@ class _Sums:
         loss = self.metrics.loss(self.scale)
         if self.grads is not None:
             loss = with_gradients(loss, (*self.grads, self._table_gradient()), self.inputs.tensors)
-        return self.metrics.output(loss)
+        return self.metrics.output(loss, self.batch)
 
     def _table_gradient(self) -> Tensor:
         """Return the gradient of the candidates' table, [V, r]: summed products of derivatives and contexts."""

@@ -219,4 +219,4 @@ class _Sums:
         loss = self.metrics.loss(self.scale)
         if self.grads is not None:
             loss = with_gradients(loss, self.grads, self.inputs.tensors)
-        return self.metrics.output(loss)
+        return self.metrics.output(loss, self.batch)

@@ -40,10 +40,10 @@ class ChainRule:
 
         The random drop depends only on (seed, epoch, sample id, loss mask). If a sample records the depth at
         which each token was guessed, its chains are the engine's verification rounds, and no guess is
-        dropped.
+        dropped; nor is one in an evaluation.
         """
         reach_R = self._reach(sample)
-        if sample.guess_depth is not None:
+        if sample.guess_depth is not None or sample.evaluates:
             return reach_R, reach_R
         count_R = reach_R.clamp(max=1)
         row_A = count_R.nonzero().squeeze(1)
@@ -140,17 +140,9 @@ class Chains:
     @classmethod
     def of(cls, batch: DraftBatch, rule: ChainRule) -> Self:
         """Choose the chains of every document of a batch, and drop guesses at random (COD)."""
-        mask_T, guess_depth_T = batch.loss_mask_T, batch.guess_depth_T
         columns, bounds, cursor = [torch.zeros(3, 0, dtype=torch.int64)], list[tuple[int, int]](), 0
         for span in batch.spans:
-            sample = Supervision(
-                sample_id=span.sample_id,
-                epoch=span.epoch,
-                loss_mask=mask_T[span.start : span.stop],
-                guess_depth=None if guess_depth_T is None else guess_depth_T[span.start : span.stop],
-                seed=batch.seed,
-            )
-            count_R, reach_R = rule.draw(sample)
+            count_R, reach_R = rule.draw(batch.supervision(span))
             columns.append(torch.stack([torch.arange(len(count_R)) + span.start, count_R, reach_R]))
             bounds.append((cursor, cursor + len(count_R)))
             cursor += len(count_R)

@@ -19,7 +19,7 @@ from spec_core.records import DraftBatch, StepOutput
 from spec_draft_peagle.chains import GuessesByToken
 from spec_draft_peagle.kernels import PEagleKernels
 from spec_kit.drafting import DistilledLoss
-from spec_kit.layers import ROW_LOSSES, score, teach, with_gradients
+from spec_kit.layers import ROW_LOSSES, score, teach, with_gradients, with_rounds
 
 _VALUES = ("accuracy", "acceptance", "acceptance_t1", "guess_loss")
 
@@ -56,7 +56,7 @@ class PEagleLoss:
             chunks = guesses.chunks(self.ops.chunk_bytes, 4 * self.ops.shard_rows, guess_bytes)
             for tokens, chunk in chunks:
                 totals.add(tokens, chunk, batch)
-        return totals.output(len(batch.input_ids_T))
+        return totals.output(batch)
 
 
 class _Sums:
@@ -108,8 +108,8 @@ class _Sums:
         self.grads[0].index_copy_(0, state_R, ops.reduce_sum(rule.head.backward(grad_RV)))
         self.grads[1].add_(grad_RV.T @ input_RH)
 
-    def output(self, most_chains: int) -> StepOutput:
-        """Return loss and metrics. ``most_chains``: upper limit of the number of chains.
+    def output(self, batch: DraftBatch) -> StepOutput:
+        """Return loss and metrics.
 
         A chain's acceptance length is 1 + the number of guesses that are accepted before the first that is not. The
         target at temperature 0 accepts its own arg-max. At temperature 1, it accepts a guess with its probability for
@@ -122,7 +122,7 @@ class _Sums:
         weight_K = torch.where(self.kept_K > 0, self.reached_K / self.kept_K.clamp(min=1), 0).to(
             self.scale.dtype
         )
-        agreed_CK, matched_CK, chance_CK = self._chains(most_chains)
+        agreed_CK, matched_CK, chance_CK = self._chains(len(batch.input_ids_T))
         agreed_CK, matched_CK = agreed_CK.cumprod(1), matched_CK.cumprod(1)
         before_CK = matched_CK.roll(1, 1)
         before_CK[:, :1] = 1
@@ -137,14 +137,22 @@ class _Sums:
         loss = self.loss
         if self.grads is not None:
             loss = with_gradients(loss, self.grads, (self.states_EH, self.rule.head.weight))
-        return StepOutput(
+        output = StepOutput(
             loss=loss,
             sums=self.sums | lengths,
             counts=dict.fromkeys(self.sums, counts_K) | dict.fromkeys(lengths, counts_K[0]),
         )
+        if not batch.evaluates:
+            return output
+        first_E = self.guesses.guess_E == 0
+        last_A = self.guesses.token_U[self.guesses.teacher_E[first_E]]
+        return with_rounds(output, last_A, matched_CK[self.guesses.chain_E[first_E]], after_prompts=True)
 
     def _chains(self, most_chains: int) -> Tensor:
-        """Return agreements, matches and probabilities of each chain's guesses, [3, chains, K]; 0 for no guess."""
+        """Return agreements, matches and probabilities of each chain's guesses, [3, chains, K]; 0 for no guess.
+
+        ``most_chains``: upper limit of the number of chains.
+        """
         values_3E = torch.stack([self.agreed_E, self.matched_E, self.chance_E])
         table_3CK = values_3E.new_zeros(3, most_chains, len(self.kept_K))
         table_3CK[:, self.guesses.chain_E, self.guesses.guess_E] = values_3E

@@ -92,6 +92,10 @@ def test_a_share_of_the_possible_blocks_is_drawn_up_to_the_largest_number():
     assert len(block_rule(100, 3, 0.01).draw(one)[0]) == 1
 
 
+def test_an_evaluation_has_all_possible_blocks():
+    assert block_rule(7, 3, 0.25).draw(sample([1] * 50, evaluates=True))[0].tolist() == list(range(49))
+
+
 def test_the_rounds_of_an_engine_are_all_blocks_whatever_the_share():
     mask = torch.ones(9, dtype=torch.bool)
     rounds = Supervision(

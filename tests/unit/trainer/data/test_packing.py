@@ -1,5 +1,7 @@
 """Layout of micro-batches: packed, padded and empty."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -61,6 +63,13 @@ def test_a_batch_without_samples_is_a_little_padding(packing):
     assert not batch.loss_mask_T.any()
     assert not batch.input_ids_T.any()
     assert batch.hidden_TNH.shape == SCHEMA.shape(len(batch.input_ids_T))
+
+
+def test_a_batch_to_evaluate_has_no_guess_depths():
+    judged = [replace(SAMPLES[0], guess_depth=np.array([0, 1, 2], dtype=np.int32))]
+    for evaluates in (False, True):
+        batch = empty_batch(judged, SCHEMA, packing=True, seed=11, epoch=3, evaluates=evaluates)
+        assert (batch.evaluates, batch.guess_depth_T is None) == (evaluates, evaluates)
 
 
 def test_the_batch_does_not_share_memory_with_the_samples():

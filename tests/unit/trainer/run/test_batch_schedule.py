@@ -1,5 +1,7 @@
 """A run item by item: each sample once, in an order that needs no state."""
 
+from spec_draft_dflash.config import DFlashConfig
+from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_strategy_fsdp.strategy import FsdpStrategy
@@ -161,6 +163,14 @@ def test_denominators_count_the_masks_of_all_items(make_schedule):
     items = tuple(schedule.items(0))
     assert schedule.denominators(items, draft).tolist() == [3 + 1 + 0, 2 + 0 + 0]
     assert schedule.denominators(items * 2, draft).tolist() == [8, 4]
+
+
+def test_denominators_of_an_evaluation_count_all_blocks(make_schedule):
+    """A block can begin at 18 of 19 supervised tokens; a step trains seven blocks."""
+    schedule = make_schedule([20], held_out=[20])
+    draft = DFlashDraft(DFlashConfig(block_size=2))
+    found = [(item.evaluates, schedule.denominators((item,), draft).item()) for item in schedule.items(0)]
+    assert found == [(False, 7), (True, 18)]
 
 
 def test_settings_come_from_the_configuration(resolved):

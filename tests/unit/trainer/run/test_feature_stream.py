@@ -214,6 +214,7 @@ def test_what_an_engine_that_was_lost_had_sent_too_is_dropped(make_schedule):
             setting.send(repeated, repeated.sample_ids[0])
         (batch,) = setting.stream.micro_batches(item)
         assert [span.sample_id for span in batch.spans] == list(item.sample_ids)
+        assert batch.evaluates == item.evaluates
     wanted = [(0, schedule.request_id(item, item.sample_ids[0])) for item in items]
     assert setting.released == wanted
     assert setting.stream._early == {}

@@ -25,12 +25,13 @@ def empty_batch(
     packing: bool,
     seed: int,
     epoch: int,
+    evaluates: bool = False,
     device: torch.device = _HOST,
 ) -> DraftBatch:
     """Return a batch of ``samples`` on ``device`` with token ids, masks and spans; its features are zero.
 
     The caller copies each sample's features into the sample's span of ``hidden_TNH``; padding stays zero.
-    Without samples the batch has a few padding tokens.
+    Without samples the batch has a few padding tokens. ``evaluates``: see ``DraftBatch``.
     """
     spans, num_tokens = _lay_out(samples, packing, epoch)
     elsewhere = device != _HOST  # the copy from pinned memory is asynchronous
@@ -39,7 +40,7 @@ def empty_batch(
     for sample, span in zip(samples, spans, strict=True):
         input_ids_T[span.start : span.stop] = torch.from_numpy(sample.input_ids)
         loss_mask_T[span.start : span.stop] = torch.from_numpy(sample.loss_mask)
-    guess_depth_T = _guess_depths(samples, spans, num_tokens)
+    guess_depth_T = None if evaluates else _guess_depths(samples, spans, num_tokens)
     hidden_TNH = torch.zeros(schema.shape(num_tokens), dtype=schema.torch_dtype(), device=device)
     batch = DraftBatch(
         input_ids_T=input_ids_T,
@@ -48,6 +49,7 @@ def empty_batch(
         spans=spans,
         guess_depth_T=guess_depth_T,
         seed=seed,
+        evaluates=evaluates,
     )
     return batch.to(device)
 

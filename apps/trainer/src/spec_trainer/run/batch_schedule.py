@@ -241,20 +241,21 @@ class BatchSchedule:
         """
         return draft.denominators(
             [
-                self._supervision(self.dataset.sample(sample_id), item.epoch)
+                self._supervision(self.dataset.sample(sample_id), item)
                 for item in items
                 for sample_id in item.sample_ids
             ]
         )
 
-    def _supervision(self, sample: Sample, epoch: int) -> Supervision:
+    def _supervision(self, sample: Sample, item: GlobalBatch) -> Supervision:
         import torch
 
-        guess_depth = sample.guess_depth
+        guess_depth = None if item.evaluates else sample.guess_depth
         return Supervision(
             sample_id=sample.sample_id,
-            epoch=epoch,
+            epoch=item.epoch,
             loss_mask=torch.from_numpy(sample.loss_mask),
             guess_depth=None if guess_depth is None else torch.from_numpy(guess_depth).long(),
             seed=self.settings.seed,
+            evaluates=item.evaluates,
         )

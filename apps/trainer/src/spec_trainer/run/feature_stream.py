@@ -74,6 +74,7 @@ def lay_out(
             packing=config.data.packing,
             seed=config.seed,
             epoch=item.epoch,
+            evaluates=item.evaluates,
             device=device,
         )
         for part in schedule.share(item, rank)

@@ -231,4 +231,4 @@ class _Sums:
         if self.with_grads:
             inputs = self.inputs.states_ASH, self.inputs.anchor_AH, *self.weights
             loss = with_gradients(loss, (*self.rows, *self.sums), inputs)
-        return self.metrics.output(loss)
+        return self.metrics.output(loss, self.batch)

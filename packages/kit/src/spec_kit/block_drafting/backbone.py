@@ -8,6 +8,7 @@ Shapes: A blocks, B slots, T tokens of the batch, N captured layers, H width.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, cast
 
 import torch
@@ -26,6 +27,9 @@ WORTH_A_COPY = 7 / 8
 """Fraction of a batch's tokens. If the blocks see a smaller fraction, the seen tokens are copied into a smaller
 tensor. Otherwise it is cheaper to compute the few unseen tokens, too.
 """
+MOST_AT_ONCE = 1024
+"""Blocks that a layer computes at once without gradients, about as many as two samples train. An evaluation has all
+blocks of long samples; the activations of all at once would need more memory than a step."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,20 @@ class Geometry:
     context_angles: Angles
     rows: ContextRows | None = None
     """The division of the context over ranks; None if it is not divided."""
+
+    @cached_property
+    def parts(self) -> list[tuple[slice, Geometry]]:
+        """Ranges of at most ``MOST_AT_ONCE`` blocks, and the Geometry of each."""
+        layout, parts = self.layout, list[tuple[slice, Geometry]]()
+        for first in range(0, len(layout.anchor_A), MOST_AT_ONCE):
+            blocks = slice(first, first + MOST_AT_ONCE)
+            own = BlockLayout(layout.anchor_A[blocks], layout.start_A[blocks], layout.device)
+            cos, sin = (
+                angle.unflatten(0, (len(layout.anchor_A), -1))[blocks].flatten(0, 1)
+                for angle in self.slot_angles
+            )
+            parts.append((blocks, replace(self, layout=own, slot_angles=(cos, sin))))
+        return parts
 
 
 class BlockAttention(AttentionProjections):
@@ -91,7 +109,11 @@ class BlockLayer(nn.Module):
         if geometry.rows is not None:
             keys, values = geometry.rows.gather(*context)
             context = keys, values
-        return self.advance(x_ABH, context, geometry)
+        if torch.is_grad_enabled():
+            return self.advance(x_ABH, context, geometry)
+        for blocks, part in geometry.parts:
+            x_ABH[blocks] = self.advance(x_ABH[blocks], context, part)
+        return x_ABH
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
         """Return the blocks' states after the layer, given the keys and values of the context."""

@@ -40,7 +40,8 @@ class BlockRule:
         """Return one document's anchors and the number of counted guesses of each (≥ 1), both int64 [A].
 
         Anchors ascend. They are drawn uniformly without replacement; an engine's rounds are all taken, up to
-        ``num_anchors``. The draw depends only on seed, epoch, sample id, loss mask and ``guess_depth``.
+        ``num_anchors``, and an evaluation takes all anchors. The draw depends only on seed, epoch, sample id, loss
+        mask and ``guess_depth``.
         """
         mask_T, guess_depth_T = sample.loss_mask, sample.guess_depth
         if guess_depth_T is not None:
@@ -50,7 +51,7 @@ class BlockRule:
         anchor_A = starts_T.nonzero().squeeze(1)
         options = self.options
         most = options.num_blocks(len(anchor_A)) if guess_depth_T is None else options.num_anchors
-        if len(anchor_A) > most:
+        if len(anchor_A) > most and not sample.evaluates:
             chosen = torch.randperm(len(anchor_A), generator=sample_generator(sample))[:most]
             anchor_A = anchor_A[chosen].sort().values
         return anchor_A, counted_T[anchor_A + 1].clamp(max=self.num_guesses)
@@ -70,17 +71,9 @@ class Blocks:
     @classmethod
     def of(cls, batch: DraftBatch, rule: BlockRule) -> Self:
         """Draw the blocks of every document of a batch; return the blocks that this rank trains."""
-        mask_T, guess_depth_T = batch.loss_mask_T, batch.guess_depth_T
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for span in batch.spans:
-            sample = Supervision(
-                sample_id=span.sample_id,
-                epoch=span.epoch,
-                loss_mask=mask_T[span.start : span.stop],
-                guess_depth=None if guess_depth_T is None else guess_depth_T[span.start : span.stop],
-                seed=batch.seed,
-            )
-            anchor_A, counted_A = rule.draw(sample)
+            anchor_A, counted_A = rule.draw(batch.supervision(span))
             start_A = torch.full_like(anchor_A, span.start)
             columns.append(torch.stack([anchor_A + span.start, start_A, counted_A]))
         anchor_A, start_A, counted_A = torch.cat(columns, dim=1)

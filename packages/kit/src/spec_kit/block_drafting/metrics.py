@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from spec_core import to_device_async
-from spec_core.records import StepOutput
+from spec_core.records import DraftBatch, StepOutput
 from spec_kit.block_drafting.blocks import CountedGuesses
+from spec_kit.layers import with_rounds
 
 
 class GuessMetrics:
@@ -31,7 +32,8 @@ class GuessMetrics:
     ) -> None:
         """Start without values.
 
-        ``guesses``: all guesses of the batch. ``values``: names of the metrics that each guess has. ``lengths``: name
+        ``guesses``: all guesses of the batch. ``values``: names of the metrics that each guess has; ``accuracy`` is
+        whether it is the token of the data. ``lengths``: name
         of an acceptance length -> names of two values: the probability that the data go on with a guess, and the
         probability that the guess is accepted.
         """
@@ -49,8 +51,8 @@ class GuessMetrics:
         """Return the sum of the guesses' summands of the loss, with dtype and device of ``scale``."""
         return torch.cat([scale.new_zeros(0), *self._weighted]).sum()
 
-    def output(self, loss: Tensor) -> StepOutput:
-        """Return ``loss`` and the metrics as a StepOutput.
+    def output(self, loss: Tensor, batch: DraftBatch) -> StepOutput:
+        """Return ``loss`` and the metrics as a StepOutput, in an evaluation with those of an engine's rounds.
 
         A block's acceptance length is 1 + Σ over guesses k of P(the data go on with guesses 1 to k − 1) · P(guess k
         is accepted). The lengths are divided by the number of blocks, which is the number of first guesses, because
@@ -69,11 +71,16 @@ class GuessMetrics:
             before_AS = value_AS[followed].cumprod(1).roll(1, 1)
             before_AS[:, :1] = 1
             lengths[name] = len(table_ASM) + (before_AS * value_AS[accepted]).sum()
-        return StepOutput(
+        output = StepOutput(
             loss=loss,
             sums=sums | lengths,
             counts=dict.fromkeys(sums, counted_S) | dict.fromkeys(self._lengths, counted_S[0]),
         )
+        # Ranks of a context-parallel group have some of an answer's blocks each.
+        if not batch.evaluates or batch.context is not None:
+            return output
+        anchor_A = self._guesses.anchor_R[self._guesses.guess_R == 0]
+        return with_rounds(output, anchor_A, value_AS["accuracy"].cumprod(1))
 
     def _counted(self, device: torch.device) -> Tensor:
         """Return how many blocks have each guess, int64 [S]."""

@@ -35,6 +35,8 @@ class SupervisedRows:
     """int64 [R]: the label, token u + 1."""
     is_local_T: Tensor | None = None
     """bool [T]: whether this rank computes the row; None if it computes all rows."""
+    evaluates: bool = False
+    """Whether the batch is evaluated, and this rank computes all rows."""
 
     @classmethod
     def of(cls, batch: DraftBatch, needed: NeededRows | None = None) -> SupervisedRows:
@@ -47,7 +49,8 @@ class SupervisedRows:
         is_local_T = None if needed is None else needed.rows.is_local_T
         if needed is None or is_local_T is None:
             teacher_R, first_R, depth_R = to_device_async(columns, device)
-            return cls(teacher_R, first_R, depth_R, batch.input_ids_T[teacher_R + 1])
+            token_R = batch.input_ids_T[teacher_R + 1]
+            return cls(teacher_R, first_R, depth_R, token_R, evaluates=batch.evaluates)
         teacher_R, first_R, depth_R = columns
         below_T = F.pad(is_local_T.cumsum(0), (1, 0))  # number of this rank's rows before each row
         deepest_R = depth_R.clamp(max=len(needed.counts))

@@ -22,9 +22,8 @@ from spec_core import LinearWeight, VocabularyOps
 from spec_core.records import StepOutput
 from spec_kit.chain_drafting.kernels import ChainKernels
 from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows
-from spec_kit.chain_drafting.rounds import count_rounds
 from spec_kit.drafting import DistilledLoss
-from spec_kit.layers import ROW_LOSSES, score, teach, with_gradients
+from spec_kit.layers import ROW_LOSSES, score, teach, with_gradients, with_rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +59,7 @@ class HeadLoss:
         with torch.no_grad():
             for chunk in pairs.chunks(self._chunk_rows(len(states))):
                 totals.add(chunk, hidden_TH.index_select(0, chunk.teacher_R))
-        # Ranks of a context-parallel group have pieces of answers, not their rounds.
-        return totals.output(pairs, with_rounds=rows.is_local_T is None and not torch.is_grad_enabled())
+        return totals.output(pairs, counts_rounds=rows.evaluates)
 
     def _chunk_rows(self, num_steps: int) -> int:
         """Return the number of positions per chunk, by the memory of the teacher's and the draft's logits."""
@@ -190,7 +188,7 @@ class _StepSums:
         if self.grad_head_VH is not None:
             self.grad_head_VH += grad_XV.T @ input_RSH.flatten(0, 1)
 
-    def output(self, pairs: _Pairs, *, with_rounds: bool) -> StepOutput:
+    def output(self, pairs: _Pairs, *, counts_rounds: bool) -> StepOutput:
         """Return the loss, and the sum and count of each metric; with those of an engine's rounds, if asked.
 
         The acceptance length of a row is 1 + the number of guesses that are accepted before the first that is not,
@@ -223,14 +221,11 @@ class _StepSums:
             "step_loss": step_loss_S,
         }
         counts = dict.fromkeys(sums, labelled_S) | dict.fromkeys(lengths, labelled_S[0])
-        if with_rounds:
-            accepted, num_rounds = count_rounds(pairs.teacher_R, labelled_RS, found.matched_RS)
-            sums["acceptance_per_position"] = self.weight_S.new_tensor(accepted)
-            lengths["acceptance_length_rounds"] = self.weight_S.new_tensor(num_rounds + sum(accepted))
-            rounds_S = torch.full_like(labelled_S, num_rounds)
-            counts |= {"acceptance_per_position": rounds_S, "acceptance_length_rounds": rounds_S[0]}
         loss = (step_loss_S * self.weight_S).sum()
-        return StepOutput(loss=self._with_gradients(loss), sums=sums | lengths, counts=counts)
+        output = StepOutput(loss=self._with_gradients(loss), sums=sums | lengths, counts=counts)
+        if not counts_rounds:
+            return output
+        return with_rounds(output, pairs.teacher_R, reached_ST.T[pairs.row_SR[0]], after_prompts=True)
 
     def _with_gradients(self, loss: Tensor) -> Tensor:
         """Return the loss with its gradients, if they are enabled."""

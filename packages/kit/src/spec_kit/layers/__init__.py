@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spec_kit.layers.packed_rows import PackedRows, as_wide, rows_of_pieces
     from spec_kit.layers.plain_kernels import DecoderKernels, Distribution, RmsNorm, softmax
     from spec_kit.layers.rope import Rope, rotate
+    from spec_kit.layers.rounds import with_rounds
     from spec_kit.layers.row_loss import ROW_LOSSES, Teacher, score, teach
     from spec_kit.layers.sequence_caches import cached_attention, extended_caches, new_positions
     from spec_kit.layers.target_ops import TargetOps
@@ -63,4 +64,5 @@ __all__ = [
     "teach",
     "use_fp8_head",
     "with_gradients",
+    "with_rounds",
 ]
