@@ -31,8 +31,9 @@ def with_rounds(
     if after_prompts:
         goes_on_A = last_A.diff(prepend=last_A[:1]) == 1
         last_A, right_AK = last_A[goes_on_A], right_AK[goes_on_A]
+    places: list[list[int]] = torch.stack([last_A, right_AK.sum(1).long()], dim=1).tolist()
     begun, following = list[int](), 0
-    for place, (last, accepted) in enumerate(torch.stack([last_A, right_AK.sum(1).long()], 1).tolist()):
+    for place, (last, accepted) in enumerate(places):
         if last >= following:
             begun.append(place)
             following = last + accepted + 1
