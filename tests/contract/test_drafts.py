@@ -41,7 +41,7 @@ class TestEagle3Draft(DraftSuite):
             {},
             {"vocab_size": 60, "num_layers": 2, "loss": "lk_lambda"}
             | dict.fromkeys(("norm_before_residual", "norm_before_fc", "qk_norm"), True),
-            {"attention": "mla", **LATENT},
+            {"attention": "mla", **LATENT, "opd": True},
         ]
     )
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:

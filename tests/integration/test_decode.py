@@ -37,6 +37,7 @@ SIZE = quickstart.QuickstartSize(
     library=Path(asyncio.__file__).parent,
 )
 CHAIN = {"draft__num_steps": 3}
+OPD = CHAIN | {"draft__opd": True}
 BLOCKS = {"draft__name": "dflash", "draft__block_size": 4, "draft__num_layers": 2, "draft__loss": "soft"}
 
 ON_POLICY = {
@@ -152,7 +153,7 @@ def test_a_run_that_is_killed_anywhere_ends_as_if_it_were_not(lab, undisturbed, 
     assert (output / "summary.json").read_text() == complete
 
 
-@pytest.fixture(scope="module", params=[CHAIN, BLOCKS], ids=["eagle3", "dflash"])
+@pytest.fixture(scope="module", params=[OPD, BLOCKS], ids=["eagle3", "dflash"])
 def on_policy(lab: launching.Lab, request: pytest.FixtureRequest) -> Path:
     output = lab.folder / f"on-policy-{len(request.param)}"
     lab.train_here(output, **ON_POLICY, **request.param)
@@ -172,12 +173,12 @@ def test_on_policy_a_cycle_begins_with_what_the_engine_has_accepted(on_policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_policy", [CHAIN], ids=["eagle3"], indirect=True)
+@pytest.mark.parametrize("on_policy", [OPD], ids=["eagle3"], indirect=True)
 def test_workers_do_what_one_process_does(lab, on_policy):
     """Each of two decoders answers a portion of a cycle's prompts, and gets the second draft by a push."""
     output = lab.folder / "workers"
     workers = {"placement__kind": "disaggregated", "train__ranks": 2, "decode__replicas": 2}
-    lab.train(output, **ON_POLICY, **CHAIN, **workers)
+    lab.train(output, **ON_POLICY, **OPD, **workers)
     assert lengths(output) == lengths(on_policy)
     assert launching.losses(output) == pytest.approx(launching.losses(on_policy), rel=1e-3)
     assert summary(output).keys() == summary(on_policy).keys()

@@ -25,7 +25,7 @@ from spec_kit.block_drafting import (
 )
 from spec_kit.chain_drafting import ChainKernels, HeadLoss, SupervisedRows
 
-from .draft_batches import make_batch, random_documents
+from .draft_batches import decode, make_batch, random_documents
 from .draft_dflash2 import cases as dflash2_cases
 from .draft_dspark import cases as dspark_cases
 from .draft_lilicorr import cases as lilicorr_cases
@@ -123,17 +123,19 @@ def dspark(ops, confidence, reduced):
     return output, grads + ([raw.grad] if confidence else [])
 
 
-def eagle3(ops, kind):
+def eagle3(ops, kind, num_weights=1):
     """The head's gradient is of the local rows; its rows are those of even ids."""
     documents = random_documents(make_target(), [14, 9], seed=3, dtype=torch.float64)
+    if num_weights == 2:
+        decode(documents, seed=2)
     batch, draw = make_batch(documents, [1, 0]), drawing()
     states, head_VH = draw(3, 24, 16).requires_grad_(), draw(29, 16).requires_grad_()
     vocab_mask_V, (first, stop) = torch.arange(29) % 2 == 0, ops.vocab_range
     ids_V = torch.arange(first, stop)[vocab_mask_V[first:stop]]
     vocabulary = {"head": LinearWeight(head_VH[ids_V]), "ids_V": ids_V, "vocab_mask_V": vocab_mask_V}
     loss = HeadLoss(**vocabulary, kind=kind, ops=ops, kernels=ChainKernels())
-    weight_S = torch.tensor([0.5, 0.25, 0.125], dtype=torch.float64)
-    output = loss(list(states.unbind()), batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S)
+    weight_WS = torch.tensor([[0.5, 0.25, 0.125], [0.3, 0.2, 0.1]][:num_weights], dtype=torch.float64)
+    output = loss(list(states.unbind()), batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_WS)
     output.loss.backward()
     return output, [states.grad, head_VH.grad[first:stop]]
 
@@ -170,3 +172,7 @@ def test_shards_of_dspark_agree_with_the_whole(confidence, reduced):
 @pytest.mark.parametrize("kind", ["ce", "lk_alpha", "lk_lambda"])
 def test_shards_of_eagle3_agree_with_the_whole(kind):
     assert_shards_agree(partial(eagle3, kind=kind), rows=[1])
+
+
+def test_shards_of_judged_guesses_agree_with_the_whole():
+    assert_shards_agree(partial(eagle3, kind="ce", num_weights=2), rows=[1])

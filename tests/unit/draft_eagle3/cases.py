@@ -54,6 +54,7 @@ def make_setting(target: TargetSpec, module) -> Setting:
         num_steps=config.num_steps,
         decay=config.step_decay,
         loss=config.loss,
+        opd=config.opd,
         fc_norm=config.fc_norm,
         norm_output=config.norm_output,
         **{name: bool(getattr(config, name)) for name in PUBLISHED},

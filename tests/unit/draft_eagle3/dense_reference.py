@@ -28,6 +28,7 @@ class Setting(TargetSetting):
     num_steps: int = 7
     decay: float = 0.8
     loss: str = "ce"
+    opd: bool = False
     fc_norm: bool = False
     norm_output: bool = False
     norm_before_residual: bool = False
@@ -50,6 +51,12 @@ def is_labelled(document: Document, t: int, s: int) -> bool:
     return s < min(document.rounds.get(t + 1, -1) + 1, document.proposed)
 
 
+def is_refused(document: Document, t: int, s: int) -> bool:
+    """Whether the target refused guess s + 1 of the round that began at token t + 1; a last token was not."""
+    accepted = (document.rounds or {}).get(t + 1)
+    return accepted == s and t + 3 + s < len(document.ids)
+
+
 @dataclass
 class Result:
     loss: Tensor
@@ -63,10 +70,13 @@ class Result:
         0.0  # the same of 1 + expected number of best guesses that the target accepts at T 1
     )
     chain_sum_data: float = 0.0  # the same of 1 + number of best guesses that the data go on with
+    refused: list[int] | None = None  # per step, with Draft-OPD
 
     @property
     def denominators(self) -> list[int]:
-        return self.counted
+        if self.refused is None:
+            return self.counted
+        return [a - b for a, b in zip(self.counted, self.refused, strict=True)] + self.refused
 
 
 def hidden_states(weights: dict[str, Tensor], document: Document, setting: Setting) -> list[Tensor]:
@@ -165,6 +175,8 @@ def dense_eagle3(weights: dict[str, Tensor], documents: list[Document], setting:
     steps, kept = setting.num_steps, torch.tensor(setting.kept)
     numerators = [torch.zeros((), dtype=setting.embedding.dtype) for _ in range(steps)]
     result = Result(numerators[0], [0] * steps, [0.0] * steps, [0.0] * steps, [0.0] * steps, [0.0] * steps)
+    result.refused = [0] * steps if setting.opd else None
+    distilled = [numerators[0], numerators[0]]  # the sums over accepted and over refused guesses
     for document in documents:
         states = hidden_states(weights, document, setting)
         teacher = setting.teacher_logits(document)
@@ -180,8 +192,14 @@ def dense_eagle3(weights: dict[str, Tensor], documents: list[Document], setting:
                 agreed = int(guess == z.argmax())
                 chance = float(z.softmax(0)[guess])
                 chain *= agreed
+                refused = setting.opd and is_refused(document, t, s)
+                if refused:
+                    log_q, log_p = logits.log_softmax(-1), z[kept].log_softmax(-1)
+                    value = (log_q.exp() * (log_q - log_p)).sum()
+                    result.refused[s] += 1
                 if int(z.argmax()) in setting.kept:
                     numerators[s] = numerators[s] + value
+                    distilled[refused] = distilled[refused] + (setting.decay**s if refused else 1) * value
                 result.counted[s] += 1
                 result.agreed[s] += agreed
                 result.acceptance[s] += float(alpha.detach())
@@ -192,5 +210,10 @@ def dense_eagle3(weights: dict[str, Tensor], documents: list[Document], setting:
                 result.chain_sum_data += reached + (s == 0)
     counted = [(s, n) for s, n in enumerate(result.counted) if n]
     result.step_loss = [float(value.detach()) for value in numerators]
+    if setting.opd:
+        accepted = sum(result.counted) - sum(result.refused)
+        refused = sum(setting.decay**s * n for s, n in enumerate(result.refused))
+        result.loss = distilled[0] / max(accepted, 1) / 2 + distilled[1] / (refused or 1) / 2
+        return result
     result.loss = sum((setting.decay**s * numerators[s] / n for s, n in counted), numerators[0] * 0)
     return result

@@ -28,6 +28,7 @@ CASES = {
     "lk alpha, reduced": ({"loss": "lk_alpha", "vocab_size": 17}, {}),
     "lk lambda": ({"loss": "lk_lambda"}, {}),
     "lk lambda, reduced": ({"loss": "lk_lambda", "vocab_size": 17}, {}),
+    "opd, nothing judged": ({"opd": True}, {}),
     "llama3 rope": ({}, {"rope": LLAMA3}),
     "yarn rope": ({}, {"rope": YARN}),
     "two layers": ({"num_layers": 2}, {}),
@@ -131,18 +132,21 @@ def test_rows_that_are_nearly_all_needed_are_computed_in_place(num_layers, optio
     assert_each_precision(cases, config, target, documents, gaps, KERNEL_AND_CHUNKED)
 
 
-@pytest.mark.parametrize("kind", ["ce", "lk_alpha", "lk_lambda"])
-def test_guesses_that_were_judged_equal_the_dense_reference(kind, monkeypatch):
+@pytest.mark.parametrize(
+    "options", [{"loss": kind} for kind in ("ce", "lk_alpha", "lk_lambda")] + [{"opd": True}]
+)
+def test_guesses_that_were_judged_equal_the_dense_reference(options, monkeypatch):
     """Rounds of three guesses, of which a draft with two steps trains two, and one with five steps all three."""
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 3 * 4 * (29 + 4 * 29))
     for steps in (2, 5):
-        target, config = make_target(), Eagle3Config(num_steps=steps, loss=kind, vocab_size=17)
+        target, config = make_target(), Eagle3Config(num_steps=steps, vocab_size=17, **options)
         documents = random_documents(target, LENGTHS, seed=5)
         decode(documents, seed=steps)
         module = make_model(target, config, torch.float64)
         output, result = assert_equals_the_reference(cases, module, documents, target, (GAPS, 0))
         assert output.loss.item() > 0.1
         assert [count > 0 for count in result.counted] == [step < 3 for step in range(steps)]
+        assert result.refused is None or min(result.refused[:3]) > 0
 
 
 def test_fully_supervised_chain_that_always_agrees_has_full_length():

@@ -29,6 +29,9 @@ class Eagle3Config(ChainConfig):
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
     """Weight of one step's loss relative to the previous step's loss: step s has the weight step_decay **
     s."""
+    opd: bool = pydantic.Field(False, exclude_if=lambda switch: not switch)
+    """Draft-OPD (arXiv 2605.29343), with ``decode.on_policy``: a guess that the target refused in step s has the loss
+    step_decay ** s · KL(draft ‖ target), an accepted guess has ``loss``, and both kinds weigh one half."""
     attention: Literal["gqa", "mla"] = pydantic.Field("gqa", exclude_if=lambda kind: kind == "gqa")
     """``gqa``: grouped-query attention, as in Llama. ``mla``: multi-head latent attention, as in DeepSeek V3
     and Kimi K2; the next five keys are its sizes."""

@@ -192,11 +192,13 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
         """Return for each of the S steps the number of supervised tokens that it trains on, float64 [S].
 
         Step s trains on the supervised tokens that follow at least s + 2 tokens of their document. If a
-        sample records at which depth each token was guessed, step s counts only tokens of depth s + 1.
+        sample records at which depth each token was guessed, step s counts only tokens of depth s + 1. With
+        ``opd``, accepted guesses and refused ones are counted apart, float64 [2 S].
         """
-        from spec_kit.chain_drafting import count_labels
+        from spec_kit.chain_drafting import count_judged, count_labels
 
-        return count_labels(supervision, self.options.num_steps)
+        count = count_judged if self.options.opd else count_labels
+        return count(supervision, self.options.num_steps)
 
     def step_cost(self, target: TargetSpec) -> StepCost:
         """Return the cost of a sample (D15).

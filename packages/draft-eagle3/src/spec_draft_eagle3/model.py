@@ -26,6 +26,7 @@ from spec_kit.chain_drafting import (
     Places,
     SupervisedRows,
     UnrolledAttention,
+    judged_weights,
     step_weights,
     take_rows,
 )
@@ -219,12 +220,13 @@ class Eagle3Model(ChainModule):
         """Return this batch's summand of the loss Σ_s decay^s · (Σ CE) / n_s, where s is the unrolled step.
 
         Σ CE: sum of the cross-entropies (or ``config.loss``) of all labels of step s. ``denominators``: n_s,
-        the number of these labels in the global batch, float64 [S].
+        the number of these labels in the global batch, float64 [S]. ``judged_weights`` has the weights of ``opd``.
         """
         states, needed = self.unroll(batch, ops)
         loss = HeadLoss(**self.head_parts(ops))
-        weight_S = step_weights(denominators, self.config.step_decay, states[0])
-        return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch, needed), weight_S, needed)
+        weights = judged_weights if self.config.opd else step_weights
+        weight_WS = weights(denominators, self.config.step_decay, states[0])
+        return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch, needed), weight_WS, needed)
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
         """Return the head's normed input of each of S steps, [N, H], and the N rows that each step needs.

@@ -98,8 +98,8 @@ class MtpModel(nn.Module):
             ops=ops,
             kernels=self.kernels,
         )
-        weight_S = step_weights(denominators, self.config.step_decay, states[0])
-        return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch, needed), weight_S, needed)
+        weight_1S = step_weights(denominators, self.config.step_decay, states[0])
+        return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch, needed), weight_1S, needed)
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
         """Return the target head's input of each of S steps, [N, H], and the N rows that each step needs.

@@ -9,6 +9,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -67,13 +68,16 @@ def greedy_answer(reference: ReferenceTarget, prompt: Sequence[int], num_tokens:
 def assert_guess_depths(engine: Engine, answers: Sequence[Generation], counted: AcceptanceCounters) -> None:
     """Check that ``guess_depths`` of the answers agree with the counters.
 
-    Guess 1 of each round was verified, and guess k + 1 if guess k was accepted and the answer did not end.
+    Guess 1 of each round was verified, and guess k + 1 if guess k was accepted and the answer did not end. A new
+    round begins behind a refused guess.
     """
     if not engine.abilities.guess_depths:
         assert not any(answer.guess_depths for answer in answers)
         return
     for answer in answers:
         assert len(answer.guess_depths) == len(answer.token_ids)
+        for refused, depths in zip(answer.refused_guesses, pairwise(answer.guess_depths), strict=False):
+            assert (refused >= 0) == (depths[0] > 0 and depths[1] == 1)
     guess_depths = [guess_depth for answer in answers for guess_depth in answer.guess_depths]
     assert guess_depths.count(1) == counted.rounds
     for guess_depth, accepted in enumerate(counted.accepted_per_position[:-1], start=2):

@@ -83,6 +83,10 @@ REFUSED = {
         "data": {"features": "f"},
         "engine": {"replicas": 2},
     },
+    "draft.opd=True without decode.on_policy: no guess was judged; set decode.on_policy=true or remove it": {
+        "decode": {"every": 5},
+        "draft": {"opd": True},
+    },
     "decode.prompts=16 without decode.every: nothing is decoded; set decode.every or remove it": {
         "decode": {"prompts": 16}
     },

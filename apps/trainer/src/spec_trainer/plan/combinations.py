@@ -109,6 +109,12 @@ _DECODING = (
         "set decode.every or remove it",
         lambda c, _: c.decodes and not c.decode.every and c.decode.on_policy,
     ),
+    Combination(
+        "draft.opd=* without decode.on_policy",
+        "no guess was judged",
+        "set decode.on_policy=true or remove it",
+        lambda c, _: getattr(c.draft, "opd", False) and not c.decode.on_policy,  # an option of some drafts
+    ),
     *(
         Combination(
             f"decode.{key}=* without decode.every",

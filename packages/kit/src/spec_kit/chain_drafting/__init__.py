@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from spec_kit.chain_drafting.chain_module import ChainModule
     from spec_kit.chain_drafting.input_tokens import InputTokens
     from spec_kit.chain_drafting.kernels import ChainKernels, ttt_attention, ttt_attention_backward
-    from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows, count_labels, step_weights
+    from spec_kit.chain_drafting.labels import (
+        NeededRows,
+        SupervisedRows,
+        count_judged,
+        count_labels,
+        judged_weights,
+        step_weights,
+    )
     from spec_kit.chain_drafting.loss import HeadLoss
 else:
     __getattr__ = lazy_names(__name__, __file__)
@@ -28,7 +35,9 @@ __all__ = [
     "Places",
     "SupervisedRows",
     "UnrolledAttention",
+    "count_judged",
     "count_labels",
+    "judged_weights",
     "step_weights",
     "take_rows",
     "ttt_attention",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class SupervisedRows:
     depth_R: Tensor
     """int64 [R]: steps ``first`` ≤ s < ``depth`` are labelled. Row u − 1 − s lies in the document iff s < u, where u
     counts within the document."""
+    refused_R: Tensor
+    """int64 [R]: the step of an engine's guess that this token replaced (``count_judged``); −1 if there is none."""
     token_R: Tensor
     """int64 [R]: the label, token u + 1."""
     is_local_T: Tensor | None = None
@@ -48,18 +50,18 @@ class SupervisedRows:
         columns, device = _labelled(batch), batch.input_ids_T.device
         is_local_T = None if needed is None else needed.rows.is_local_T
         if needed is None or is_local_T is None:
-            teacher_R, first_R, depth_R = to_device_async(columns, device)
+            teacher_R, first_R, depth_R, refused_R = to_device_async(columns, device)
             token_R = batch.input_ids_T[teacher_R + 1]
-            return cls(teacher_R, first_R, depth_R, token_R, evaluates=batch.evaluates)
-        teacher_R, first_R, depth_R = columns
+            return cls(teacher_R, first_R, depth_R, refused_R, token_R, evaluates=batch.evaluates)
+        teacher_R, first_R, depth_R, _ = columns
         below_T = F.pad(is_local_T.cumsum(0), (1, 0))  # number of this rank's rows before each row
         deepest_R = depth_R.clamp(max=len(needed.counts))
         columns = columns[
             :, below_T[(teacher_R - first_R).maximum(teacher_R - deepest_R)] > below_T[teacher_R - deepest_R]
         ]
-        teacher_R, first_R, depth_R = to_device_async(columns, device)
+        teacher_R, first_R, depth_R, refused_R = to_device_async(columns, device)
         token_R = batch.input_ids_T[teacher_R + 1]
-        return cls(teacher_R, first_R, depth_R, token_R, to_device_async(is_local_T, device))
+        return cls(teacher_R, first_R, depth_R, refused_R, token_R, to_device_async(is_local_T, device))
 
     def labels(self, step_S: Tensor) -> tuple[Tensor, Tensor]:
         """Return whether each step has a label on this rank, bool [R, S], and the step's row, int64 [R, S].
@@ -102,7 +104,7 @@ class NeededRows:
         ``rows`` None means all rows. The result is computed on the CPU, without waiting for a device.
         """
         rows = rows or ContextRows(len(batch.input_ids_T), batch.input_ids_T.device)
-        device, (teacher_R, first_R, depth_R) = batch.input_ids_T.device, _labelled(batch)
+        device, (teacher_R, first_R, depth_R, _) = batch.input_ids_T.device, _labelled(batch)
         step_S = torch.arange(num_steps)
         labelled_RS = (first_R[:, None] <= step_S) & (step_S < depth_R[:, None])
         row_RS = (teacher_R[:, None] - 1 - step_S).clamp_(min=0)
@@ -156,26 +158,61 @@ def count_labels(supervision: Sequence[Supervision], num_steps: int) -> Tensor:
     return sum(counts, torch.zeros(num_steps, dtype=torch.int64)).cpu().double()
 
 
+def count_judged(supervision: Sequence[Supervision], num_steps: int) -> Tensor:
+    """Return ``count_labels`` of the guesses that the target accepted, then of the refused ones; float64 [2 S].
+
+    A guess was refused if a round begins behind its token: the next token has depth 1. The last token of an answer,
+    and all tokens of a sample without guess depths, count as accepted.
+    """
+
+    def judged(sample: Supervision, *, refused: bool) -> Supervision:
+        depth_T = torch.zeros_like(sample.loss_mask) if sample.guess_depth is None else sample.guess_depth
+        return replace(sample, loss_mask=sample.loss_mask & (_are_refused(depth_T) == refused))
+
+    samples = ([judged(sample, refused=refused) for sample in supervision] for refused in (False, True))
+    return torch.cat([count_labels(each, num_steps) for each in samples])
+
+
 def step_weights(denominators: Tensor, decay: float, like: Tensor) -> Tensor:
-    """Return each step's weight, [S]: ``decay`` ** s / ``denominators[s]``, or 0 if the denominator is 0.
+    """Return each step's weight, [1, S]: ``decay`` ** s / ``denominators[s]``, or 0 if the denominator is 0.
 
     It is on the device of ``like``, in float32 or, if wider, the dtype of ``like``.
     """
     count = denominators.to(like.device)
     factor = decay ** torch.arange(len(count), device=like.device, dtype=count.dtype)
     weight = torch.where(count > 0, factor / count.clamp(min=1), 0)
-    return weight.to(torch.promote_types(like.dtype, torch.float32))
+    return weight[None].to(torch.promote_types(like.dtype, torch.float32))
+
+
+def judged_weights(denominators: Tensor, decay: float, like: Tensor) -> Tensor:
+    """Return each step's weight of an accepted and of a refused guess, [2, S], for the counts of ``count_judged``.
+
+    The weights of all accepted guesses are equal, those of refused ones proportional to ``decay`` ** s. The weights
+    of either sum to 1/2 in the global batch. Device and dtype are as in ``step_weights``.
+    """
+    count_2S = denominators.to(like.device).view(2, -1)
+    step_S = torch.arange(count_2S.shape[1], device=like.device, dtype=count_2S.dtype)
+    factor_2S = torch.stack([torch.ones_like(step_S), decay**step_S])
+    total_21 = (count_2S * factor_2S).sum(1, keepdim=True)
+    weight_2S = torch.where(total_21 > 0, factor_2S / (2 * total_21), 0)
+    return weight_2S.to(torch.promote_types(like.dtype, torch.float32))
+
+
+def _are_refused(guess_depth_T: Tensor) -> Tensor:
+    """Return for each token whether a round begins behind it, bool [T]."""
+    return F.pad(guess_depth_T[1:], (0, 1)) == 1
 
 
 def _labelled(batch: DraftBatch) -> Tensor:
-    """Return the fields teacher_R, first_R and depth_R of ``SupervisedRows``, int64 [3, R], on the CPU."""
+    """Return teacher_R, first_R, depth_R and refused_R of ``SupervisedRows``, int64 [4, R], on the CPU."""
     position_T, guess_depth_T = batch.host_position_T, batch.guess_depth_T
     label_R = (batch.loss_mask_T & (position_T > 1)).nonzero().squeeze(1)
     depth_R = position_T[label_R] - 1
-    first_R = torch.zeros_like(depth_R)
+    first_R, refused_R = torch.zeros_like(depth_R), torch.full_like(depth_R, -1)
     if guess_depth_T is not None:
         guess_depth_R = guess_depth_T[label_R]
         guessed_R = (guess_depth_R > 0) & (guess_depth_R <= depth_R)
         label_R, depth_R = label_R[guessed_R], guess_depth_R[guessed_R]
         first_R = depth_R - 1
-    return torch.stack([label_R - 1, first_R, depth_R])
+        refused_R = torch.where(_are_refused(guess_depth_T)[label_R], first_R, -1)
+    return torch.stack([label_R - 1, first_R, depth_R, refused_R])

@@ -23,7 +23,7 @@ from spec_core.records import StepOutput
 from spec_kit.chain_drafting.kernels import ChainKernels
 from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows
 from spec_kit.drafting import DistilledLoss
-from spec_kit.layers import ROW_LOSSES, score, teach, with_gradients, with_rounds
+from spec_kit.layers import ROW_LOSSES, reverse_kl, score, teach, with_gradients, with_rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +45,17 @@ class HeadLoss:
         states: Sequence[Tensor],
         hidden_TH: Tensor,
         rows: SupervisedRows,
-        weight_S: Tensor,
+        weight_WS: Tensor,
         needed: NeededRows | None = None,
     ) -> StepOutput:
         """Return loss and metrics of all steps.
 
         ``states``: inputs of the head in each of S steps, for the ``needed`` rows, or for all rows [T, H] without it.
-        ``hidden_TH``: inputs of the target's final norm. ``weight_S``: factor of step s on the loss of a labelled
-        row.
+        ``hidden_TH``: inputs of the target's final norm. ``weight_WS``: factor of step s on the loss of a labelled
+        row, [1, S] (``step_weights``). With two rows (``judged_weights``), the loss of a refused guess is KL(q ‖ p),
+        and its factor is in the second row.
         """
-        totals = _StepSums(self, states, weight_S)
+        totals = _StepSums(self, states, weight_WS)
         pairs = _Pairs.of(rows, states, None if needed is None else needed.index_T)
         with torch.no_grad():
             for chunk in pairs.chunks(self._chunk_rows(len(states))):
@@ -77,6 +78,8 @@ class _Pairs:
     """int64: position of the teacher in the flat batch."""
     token_R: Tensor
     """int64: the token of the data after that position."""
+    refused_R: Tensor
+    """int64: ``SupervisedRows.refused_R``."""
     labelled_RS: Tensor
     """bool: whether the pair has a label."""
     row_SR: Tensor
@@ -94,7 +97,14 @@ class _Pairs:
         if index_T is not None:
             row_RS = index_T[row_RS]
         flat_RS = torch.where(labelled_RS, row_RS + step_S * num_rows, num_steps * num_rows)
-        return cls(rows.teacher_R, rows.token_R, labelled_RS, (row_RS * labelled_RS).T.contiguous(), flat_RS)
+        row_SR = (row_RS * labelled_RS).T.contiguous()
+        return cls(rows.teacher_R, rows.token_R, rows.refused_R, labelled_RS, row_SR, flat_RS)
+
+    def refused(self) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return which pair of each position is a refused guess, bool [R, S], and indices of one pair of each."""
+        row_R, step_S = (torch.arange(size, device=self.refused_R.device) for size in self.labelled_RS.shape)
+        place_R = self.refused_R.clamp(min=0, max=len(step_S) - 1)
+        return self.refused_R[:, None] == step_S, (row_R, place_R)
 
     def chunks(self, most: int) -> Iterator[_Pairs]:
         """Yield as few chunks as possible, of at most ``most`` positions, and all of about equally many."""
@@ -105,6 +115,7 @@ class _Pairs:
             yield _Pairs(
                 self.teacher_R[part],
                 self.token_R[part],
+                self.refused_R[part],
                 self.labelled_RS[part],
                 self.row_SR[:, part],
                 self.flat_RS[part],
@@ -116,6 +127,8 @@ class _Found(NamedTuple):
 
     value_RS: Tensor
     """The loss."""
+    weight_RS: Tensor
+    """The factor on the loss; 0 if the pair is not trained."""
     overlap_RS: Tensor
     """The probability that a guess drawn from the draft's distribution is accepted."""
     chance_RS: Tensor
@@ -135,8 +148,8 @@ class _StepSums:
     operations.
     """
 
-    def __init__(self, head: HeadLoss, states: Sequence[Tensor], weight_S: Tensor) -> None:
-        self.head, self.states, self.weight_S = head, states, weight_S
+    def __init__(self, head: HeadLoss, states: Sequence[Tensor], weight_WS: Tensor) -> None:
+        self.head, self.states, self.weight_WS = head, states, weight_WS
         self.found: list[_Found] = []
         self.grad_states_XH = self.grad_head_VH = None
         if torch.is_grad_enabled():
@@ -144,7 +157,7 @@ class _StepSums:
             # One extra row takes the gradients of pairs without a label.
             self.grad_states_XH = states[0].new_zeros(num_steps * num_rows + 1, width)
             if head.head.weight.requires_grad:
-                self.grad_head_VH = weight_S.new_zeros(head.head.weight.shape)
+                self.grad_head_VH = weight_WS.new_zeros(head.head.weight.shape)
 
     def add(self, chunk: _Pairs, hidden_RH: Tensor) -> None:
         """Add the losses, metrics and gradients of the S rows of every position of a chunk."""
@@ -156,8 +169,18 @@ class _StepSums:
         teacher = teach(ops, kernels, hidden_RH, head.ids_V, head.vocab_mask_V)
         scored = score(logits_RSV, head.ids_V, teacher, ops, kernels)
         value_RS, factors = ROW_LOSSES[head.kind](scored, teacher, ops, kernels)
+        refused_RS, pair_R = chunk.refused()
+        reverse_RV = None
+        if len(self.weight_WS) > 1:
+            reverse_R, reverse_RV = reverse_kl(
+                logits_RSV[pair_R], scored.log_sum_RS[pair_R], teacher.distribution, ops
+            )
+            value_RS = torch.where(refused_RS, reverse_R[:, None], value_RS)
+        weight_RS = torch.where(refused_RS, self.weight_WS[-1], self.weight_WS[0])
+        weight_RS = (chunk.labelled_RS & teacher.trained_R[:, None]) * weight_RS
         found = _Found(
             value_RS=value_RS,
+            weight_RS=weight_RS,
             overlap_RS=scored.overlap_RS,
             chance_RS=scored.chance_RS,
             agreed_RS=scored.best_RS == teacher.best_R[:, None],
@@ -167,11 +190,13 @@ class _StepSums:
         self.found.append(found)
         if self.grad_states_XH is None:
             return
-        weight_RS = (chunk.labelled_RS & teacher.trained_R[:, None]) * self.weight_S
         a, b, c = (factor * weight_RS for factor in factors)
         grad_RSV = kernels.distill_grad_(
             logits_RSV, scored.log_sum_RS, (a, b, c), teacher.distribution, teacher.in_vocab_mass_R
         )
+        if reverse_RV is not None:
+            reverse_RV = (reverse_RV * weight_RS[pair_R][:, None]).to(grad_RSV.dtype)
+            grad_RSV[pair_R] = torch.where(refused_RS[pair_R][:, None], reverse_RV, grad_RSV[pair_R])
         self._add_gradients(grad_RSV, input_RSH, chunk)
 
     def _add_gradients(self, grad_RSV: Tensor, input_RSH: Tensor, chunk: _Pairs) -> None:
@@ -195,15 +220,16 @@ class _StepSums:
         from step 0 on. The target at temperature 0 accepts its own arg-max. At temperature 1, it accepts a guess with
         its probability for it, and the row continues with the guess only if the data do.
         """
-        wide, labelled_RS = self.weight_S.dtype, pairs.labelled_RS
+        wide, labelled_RS = self.weight_WS.dtype, pairs.labelled_RS
         none_0S = labelled_RS[:0]
-        parts = self.found or [_Found(none_0S.to(wide), none_0S, none_0S, none_0S, none_0S, none_0S[:, :1])]
+        zero_0S = none_0S.to(wide)
+        parts = self.found or [_Found(zero_0S, zero_0S, none_0S, none_0S, none_0S, none_0S, none_0S[:, :1])]
         found = _Found(*map(torch.cat, zip(*parts, strict=True)))
         step_loss_S = (found.value_RS * (labelled_RS & found.trained_R1)).sum(0)
         labelled_S = labelled_RS.sum(0)
         values = (found.agreed_RS, found.matched_RS, found.chance_RS)
         kept_MRS = torch.stack([(value_RS * labelled_RS).to(wide) for value_RS in values])
-        table_MX = self.weight_S.new_zeros(len(values), len(self.states) * len(self.states[0]) + 1)
+        table_MX = self.weight_WS.new_zeros(len(values), len(self.states) * len(self.states[0]) + 1)
         table_MX.index_copy_(1, pairs.flat_RS.flatten(), kept_MRS.flatten(1))
         agreed_ST, matched_ST, chance_ST = table_MX[:, :-1].unflatten(1, (len(self.states), -1))
         reached_ST = matched_ST.cumprod(0)
@@ -221,7 +247,7 @@ class _StepSums:
             "step_loss": step_loss_S,
         }
         counts = dict.fromkeys(sums, labelled_S) | dict.fromkeys(lengths, labelled_S[0])
-        loss = (step_loss_S * self.weight_S).sum()
+        loss = (found.value_RS * found.weight_RS).sum()
         output = StepOutput(loss=self._with_gradients(loss), sums=sums | lengths, counts=counts)
         if not counts_rounds:
             return output

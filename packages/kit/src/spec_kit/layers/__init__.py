@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from spec_kit.layers.plain_kernels import DecoderKernels, Distribution, RmsNorm, softmax
     from spec_kit.layers.rope import Rope, rotate
     from spec_kit.layers.rounds import with_rounds
-    from spec_kit.layers.row_loss import ROW_LOSSES, Teacher, score, teach
+    from spec_kit.layers.row_loss import ROW_LOSSES, Teacher, reverse_kl, score, teach
     from spec_kit.layers.sequence_caches import cached_attention, extended_caches, new_positions
     from spec_kit.layers.target_ops import TargetOps
 else:
@@ -55,6 +55,7 @@ __all__ = [
     "linear",
     "new_positions",
     "probabilities",
+    "reverse_kl",
     "rotate",
     "rows_of_pieces",
     "score",

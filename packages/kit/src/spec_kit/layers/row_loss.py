@@ -1,10 +1,10 @@
-"""Compare the draft's logits with the teacher's distributions by three losses with explicit gradients.
+"""Compare the draft's logits with the teacher's distributions by losses with explicit gradients.
 
 The losses are ``ce`` (cross-entropy), ``lk_alpha`` and ``lk_lambda`` (``ROW_LOSSES``). Every reduction over the
 vocabulary goes through ``ops``, so the heads of draft and target may be sharded by vocabulary. Only logits and
 their log-sum-exp are stored, no distributions. The gradient overwrites the logits, the largest tensors of a step.
 
-Every loss has the gradient a · q + b · (q if q < p̂, else 0) − c · p with respect to a row's logits. q: the
+Each of these losses has the gradient a · q + b · (q if q < p̂, else 0) − c · p with respect to a row's logits. q: the
 draft's distribution; p̂: the teacher's distribution; p: the same, renormalised over the draft's vocabulary
 (``Teacher``); a, b, c: factors of each row that depend on the loss.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_kit.layers.loss_parts import probabilities, sharded_logsumexp_argmax
+from spec_kit.layers.plain_kernels import upcast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -141,6 +142,22 @@ def _lk_lambda(
     share_RS = (-3 * scored.overlap_RS).exp()
     value_RS = share_RS * (scored.cross_RS - entropy_R1) + (1 - share_RS) * (1 - scored.overlap_RS)
     return value_RS, (share_RS + (1 - share_RS) * scored.below_RS, share_RS - 1, share_RS)
+
+
+def reverse_kl(
+    logits_RV: Tensor, log_sum_R: Tensor, distribution: Distribution, ops: VocabularyOps
+) -> tuple[Tensor, Tensor]:
+    """Return KL(q ‖ p) [R] of one row of the draft's logits for each position, and its gradient [R, V] by them.
+
+    ``log_sum_R``: log-sum-exp of the logits over all shards. ``distribution``: ``Teacher.distribution``.
+    """
+    own_RV, teacher_RV = (
+        upcast(logits) - total_R[:, None] for logits, total_R in ((logits_RV, log_sum_R), distribution)
+    )
+    ratio_RV = own_RV - teacher_RV
+    own_RV.exp_()
+    value_R = ops.reduce_sum((own_RV * ratio_RV).sum(-1))
+    return value_R, own_RV * (ratio_RV - value_R[:, None])
 
 
 # Each loss returns its values [R, S], and the factors a, b, c [R, S] of their gradients.
