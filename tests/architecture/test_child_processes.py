@@ -18,7 +18,7 @@ NO_PYTHON = "starts a program that is no Python"
 TEST = "runs in tests alone, in whatever directory their author has chosen"
 
 STARTS = {
-    ("apps/trainer/src/spec_trainer/cli/commands/check.py", "get_context"): INHERITS,
+    ("apps/trainer/src/spec_trainer/cli/commands/own_process.py", "get_context"): INHERITS,
     ("apps/trainer/src/spec_trainer/data/row_encoder.py", "ProcessPoolExecutor"): INHERITS,
     ("apps/trainer/src/spec_trainer/data/row_encoder.py", "multiprocessing.get_context"): INHERITS,
     ("apps/trainer/src/spec_trainer/cli/commands/plugins.py", "subprocess.run"): INHERITS,

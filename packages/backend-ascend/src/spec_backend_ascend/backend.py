@@ -174,10 +174,13 @@ def _torch_with_npu() -> Any:
 
     With TORCH_DEVICE_BACKEND_AUTOLOAD=0, torch itself does not import torch_npu.
     """
-    import torch
-
     try:
+        import torch
         import torch_npu  # noqa: F401
-    except ImportError as error:
-        raise PluginUnavailable(f"torch_npu does not load: {error}; {host.SOURCE_IT}") from error
+    except (ImportError, RuntimeError) as error:  # torch's own error has torch_npu's as its cause
+        found = ", ".join(f"{name} {version}" for name, version in host.versions().items())
+        raise PluginUnavailable(
+            f"torch_npu does not load: {error.__cause__ or error}; installed: {found}; {host.SOURCE_IT}, in "
+            "the version that this torch-npu asks for"
+        ) from error
     return torch

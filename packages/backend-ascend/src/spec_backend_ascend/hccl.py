@@ -28,6 +28,7 @@ SUMMABLE = {"int8": 0, "int32": 2, "float16": 3, "float32": 4, "int64": 5, "bflo
 ISSUE = threading.Lock()
 
 _TIMEOUT = 9
+_NOT_CONNECTED = 11
 _MISUSE = {1: "a parameter error", 2: "an empty pointer", 5: "an unsupported feature"}
 
 
@@ -116,6 +117,11 @@ def _call(name: str, *args: Any) -> None:
 
 def _error(call: str, code: int) -> RunError:
     words = f"{call}: HCCL error {code} ({hccl_library().HcclGetErrorString(code).decode()})"
+    if code == _NOT_CONNECTED:
+        words += (
+            "; if CANN's log says EJ0003 or EI0019, another process listens on HCCL's ports: set HCCL_IF_BASE_PORT "
+            "to the first of 16 free ports (its default is 60000)"
+        )
     if code == _TIMEOUT:
         return DeadlineExceeded(words)
     return ProtocolError(words) if code in _MISUSE else PeerLost(words)

@@ -42,7 +42,7 @@ def missing() -> str:
             f"CANN is not in this shell ({library} cannot be loaded): {SOURCE_IT}; until then, and with torch-npu "
             "installed, a plain 'import torch' works only under TORCH_DEVICE_BACKEND_AUTOLOAD=0"
         )
-    return _mismatch() or ("" if num_devices() else _no_device())
+    return _mismatch() or _no_device()
 
 
 def breaks_torch() -> bool:
@@ -95,12 +95,15 @@ def _has_cuda() -> bool:
 
 
 def _no_device() -> str:
-    listed = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+    """Return which of this process's NPUs do not answer, and what to do; an empty string if all of them do."""
+    count, listed = num_devices(), os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+    if count >= (1 if listed is None else len(listed.split(","))):
+        return ""
     if listed is None:
         return "no NPU answers: check the driver with 'npu-smi info', and /dev/davinci* inside a container"
     return (
-        f"ASCEND_RT_VISIBLE_DEVICES={listed!r} leaves no NPU (an empty list is invalid): unset it to use "
-        "all of them, or give ids as in 0,1"
+        f"ASCEND_RT_VISIBLE_DEVICES={listed!r}: {count} NPUs of this list answer (an empty list is invalid): unset "
+        "it to use all NPUs, or give ids as in 0,1, which 'npu-smi info' lists"
     )
 
 

@@ -114,7 +114,7 @@ def test_train_is_the_default_command_and_words_may_stand_anywhere(monkeypatch, 
 def test_check_exits_1_where_a_step_has_failed(monkeypatch, capsys, ok, code):
     report = {"backend": "cpu", "ok": ok, "steps": [{"step": "device", "ok": ok}]}
     monkeypatch.setattr(
-        "spec_trainer.cli.commands.check.check_backend", lambda name: {**report, "backend": name}
+        "spec_trainer.cli.commands.check.check_backend", lambda name, thorough: {**report, "backend": name}
     )
     assert run(["check", "--backend", "cpu", "--json"]) == code
     assert json.loads(capsys.readouterr().out) == report

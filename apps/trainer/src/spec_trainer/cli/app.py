@@ -143,7 +143,9 @@ def plugins(*, as_json: Json = False, logs: LogFlags = _LOGS) -> None:
 
 
 @app.command(name="check")
-def check_command(*, backend: str | None = None, as_json: Json = False, logs: LogFlags = _LOGS) -> None:
+def check_command(
+    *, backend: str | None = None, thorough: bool = False, as_json: Json = False, logs: LogFlags = _LOGS
+) -> None:
     """Describe this machine, or test a backend on it; the report is made to be pasted into an issue.
 
     Parameters
@@ -152,13 +154,16 @@ def check_command(*, backend: str | None = None, as_json: Json = False, logs: Lo
         Name of the backend to test. If it is not given, the command tests the first backend that has its own
         devices here, or else cpu. The report then also lists the plugins that can run here, the installed and
         missing packages, and the largest target that fits on each backend's devices.
+    thorough
+        Also train every installed draft for some steps and compare the losses with cpu's. Each step runs in a
+        process of its own, for at most five minutes.
     """
     from spec_trainer.cli.commands.check import check_backend
     from spec_trainer.cli.commands.machine_report import describe_machine
 
     machine = describe_machine() if backend is None else {"fits": {}}
     devices = [name for name, offer in machine["fits"].items() if offer["device_bytes"] is not None]
-    report = check_backend(next(iter(devices), "cpu") if backend is None else backend)
+    report = check_backend(next(iter(devices), "cpu") if backend is None else backend, thorough)
     if backend is None:
         report = {**machine, **report}
     print_document(report, as_json)

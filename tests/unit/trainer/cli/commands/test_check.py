@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from operator import methodcaller
 
 import pytest
 
@@ -9,8 +10,9 @@ from spec_backend_cpu.backend import CpuBackend
 from spec_core import Backend, plugins
 from spec_core.errors import ConfigError, PluginNotFound
 from spec_core.records import Availability
-from spec_trainer.cli.commands import check
+from spec_trainer.cli.commands import check, own_process
 from spec_trainer.cli.commands.check import check_backend
+from spec_trainer.cli.commands.small_runs import small_runs
 
 from .....distributions import write_distribution
 
@@ -20,7 +22,7 @@ def _forked(monkeypatch):
     """Fork the other processes from a server that has imported torch, in place of starting Python for each."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["torch", "spec_backend_cpu.backend"])
-    monkeypatch.setattr(check, "get_context", lambda _: server)
+    monkeypatch.setattr(own_process, "get_context", lambda _: server)
 
 
 def steps(report) -> dict[str, dict]:
@@ -70,6 +72,22 @@ def test_a_failing_step_is_reported_and_the_others_still_run(monkeypatch):
     assert "the link is down" in verdicts["transport round trip"]["detail"]
     assert [step for step, verdict in verdicts.items() if not verdict["ok"]] == ["transport round trip"]
     assert verdicts["transport, colocated"]["detail"] == "not run: there is no such link"
+
+
+def test_a_thorough_check_runs_each_step_in_a_process_of_its_own(monkeypatch):
+    monkeypatch.setattr(check, "_tests", lambda: {"limit": methodcaller("limit_memory", 0.5)})
+    monkeypatch.setattr(check, "small_runs", lambda: {"right": check._device})
+    verdicts = steps(check_backend("cpu", thorough=True))
+    assert "backend 'cpu' cannot limit device memory" in verdicts["limit"]["detail"]
+    assert verdicts["right"]["detail"].startswith("cpu, ")
+    assert [name for name, step in verdicts.items() if not step["ok"]] == ["limit"]
+
+
+def test_a_thorough_check_trains_every_draft_and_compares_it_with_the_cpus():
+    assert small_runs().keys() >= {"train dspark", "train eagle3", "train eagle3, disaggregated"}
+    detail = small_runs()["train eagle3"](CpuBackend(CpuBackend.Config(name="cpu")))
+    assert detail.startswith("float32: loss differs by 0e+00, grad_norm differs by 0e+00; ")
+    assert "; bfloat16: loss differs" in detail
 
 
 def test_an_unavailable_backend_is_not_touched(monkeypatch):

@@ -47,7 +47,7 @@ def test_it_says_what_fits_in_the_memory_of_a_host_without_devices(monkeypatch):
 def test_the_command_adds_a_test_of_the_backend_with_devices(monkeypatch, capsys, offers, tested):
     machine = {"cores": 2, "fits": {name: {"device_bytes": size} for name, size in offers.items()}}
     monkeypatch.setattr(
-        "spec_trainer.cli.commands.check.check_backend", lambda name: {"backend": name, "ok": True}
+        "spec_trainer.cli.commands.check.check_backend", lambda name, thorough: {"backend": name, "ok": True}
     )
     monkeypatch.setattr("spec_trainer.cli.commands.machine_report.describe_machine", lambda: machine)
     assert run(["check", "--json"]) == 0

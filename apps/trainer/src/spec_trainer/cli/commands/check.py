@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import secrets
 import time
@@ -9,13 +10,15 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
-from multiprocessing import get_context
+from logging.handlers import BufferingHandler
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend, Draft, foreign_errors, plugins
 from spec_core.errors import ConfigError, PluginError, SpecError
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_processes.sockets.rendezvous import TcpRendezvous
+from spec_trainer.cli.commands.own_process import Outcome, OwnProcess, outcome_of
+from spec_trainer.cli.commands.small_runs import small_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,16 +29,19 @@ if TYPE_CHECKING:
 
 _OTHER_PROCESS_S = 60.0
 """Timeout in seconds for the start of a second process, and for each call between the two processes."""
-_END_S = 5.0
-"""Seconds to wait for the second process to exit before it is killed."""
+_LATER_S = 1.0
+"""Seconds by which the second process may fail later than the first, if it was the cause."""
+_STEP_S = 300.0
+"""Longest time in seconds of a step in a process of its own."""
 _SCHEMA = FeatureSchema(layers=(1, 2), hidden_size=8, dtype="float32")
 
 
-def check_backend(name: str) -> dict[str, Any]:
+def check_backend(name: str, thorough: bool = False) -> dict[str, Any]:
     """Test the backend ``name`` and return {"ok", "backend", "versions", "capabilities", "steps": […], …}.
 
     Each step is {"step", "ok", "seconds", "detail"}. A backend that is not available is not constructed. Raise
-    PluginError if no backend has that name.
+    PluginError if no backend has that name. ``thorough``: train, too, and run each step in a process of its own,
+    for a limited time.
     """
     plugin = plugins.load(Backend, name)
     availability = plugin.probe()
@@ -51,8 +57,9 @@ def check_backend(name: str) -> dict[str, Any]:
     if availability.ok:
         capabilities = asdict(plugin.capabilities())
         report["capabilities"] = {**capabilities, "dtypes": sorted(capabilities["dtypes"])}
-        backend = plugin(plugin.Config(name=name))
-        steps += [_verdict(step, test, backend) for step, test in _tests().items()]
+        tests = {**_tests(), **(small_runs() if thorough else {})}
+        run = _outcome_apart if thorough else outcome_of
+        steps += [_verdict(step, partial(run, partial(_on, name, test))) for step, test in tests.items()]
     report["steps"] = steps
     report["ok"] = all(step["ok"] for step in steps)
     return report
@@ -71,19 +78,26 @@ def _tests() -> dict[str, Callable[[Backend], str]]:
     }
 
 
-def _verdict(step: str, test: Callable[[Backend], str], backend: Backend) -> dict[str, Any]:
+def _verdict(step: str, run: Callable[[], Outcome]) -> dict[str, Any]:
     start = time.perf_counter()
-    try:
-        detail, ok = test(backend), True
-    except (SpecError, RuntimeError, OSError, ImportError) as error:
-        detail, ok = f"{type(error).__name__}: {error}", False
+    detail, ok = run()
     return {"step": step, "ok": ok, "seconds": round(time.perf_counter() - start, 3), "detail": detail}
 
 
+def _outcome_apart(step: Callable[[], str]) -> Outcome:
+    with OwnProcess(step) as process:
+        return process.outcome(_STEP_S)
+
+
+def _on(name: str, test: Callable[[Backend], str]) -> str:
+    return test(_load(name))
+
+
 def _device(backend: Backend) -> str:
+    device = backend.device(0)  # before torch's import, whose errors it explains
+
     import torch
 
-    device = backend.device(0)
     product = torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)
     if product.sum().item() != 64**3:
         raise RuntimeError(f"a 64 x 64 product on {device} is wrong")
@@ -145,7 +159,7 @@ def _collectives(backend: Backend) -> str:
     token = secrets.token_hex(16)
     with (
         TcpRendezvous("127.0.0.1:0", 0, 2, token, _OTHER_PROCESS_S) as rendezvous,
-        _process(_second_rank, backend.name, rendezvous.address, token),
+        _second_process(partial(_second_rank, backend.name, rendezvous.address, token)),
     ):
         try:
             _sum_and_broadcast(backend, rendezvous)
@@ -155,21 +169,22 @@ def _collectives(backend: Backend) -> str:
 
 
 @contextmanager
-def _process(target: Callable[..., None], *args: object) -> Iterator[None]:
-    """Run ``target`` in a child process during the ``with`` block; kill it if it does not exit afterwards."""
-    process = get_context("spawn").Process(target=target, args=args)
-    process.start()
-    try:
-        yield
-    finally:
-        process.join(_END_S)
-        process.kill()
-        process.join()
+def _second_process(step: Callable[[], str]) -> Iterator[None]:
+    """Run ``step`` in a second process during the ``with`` block; an error of the block names the other's."""
+    with OwnProcess(step) as process:
+        try:
+            yield
+        except (SpecError, RuntimeError, OSError) as error:
+            detail, ok = process.outcome(0) if process.ended(_LATER_S) else ("", True)
+            if ok:
+                raise
+            raise RuntimeError(f"{error}; the second process: {detail}") from error
 
 
-def _second_rank(name: str, address: str, token: str) -> None:
+def _second_rank(name: str, address: str, token: str) -> str:
     with TcpRendezvous(address, 1, 2, token, _OTHER_PROCESS_S) as rendezvous:
         _sum_and_broadcast(_load(name), rendezvous)
+    return ""
 
 
 def _load(name: str) -> Backend:
@@ -214,21 +229,40 @@ def _between_processes(backend: Backend, placement: Placement) -> str:
         transport = backend.transport(placement)
     except ConfigError as error:
         return f"not run: {error}"
+    with _warnings_are_failures():
+        receiver = transport.listen(_SCHEMA, 1 << 20)
     with (
-        transport.listen(_SCHEMA, 1 << 20) as receiver,
-        _process(_send_one, backend.name, placement, sender, receiver.address),
+        receiver,
+        _second_process(partial(_send_one, backend.name, placement, sender, receiver.address)),
     ):
         received = receiver.receive(_OTHER_PROCESS_S)
         _assert_equal(received, _sample(device))
         receiver.release(received)
-    return f"one sample from device {sender} to device 0, equal bit for bit"
+    through_host = placement == "colocated" and not backend.capabilities().device_ipc
+    way = " through host memory" if through_host else ""
+    return f"one sample from device {sender} to device 0{way}, equal bit for bit"
 
 
-def _send_one(name: str, placement: Placement, local_rank: int, address: str) -> None:
+@contextmanager
+def _warnings_are_failures() -> Iterator[None]:
+    """Raise RuntimeError if a warning is logged in the ``with`` block, such as that memory is not shared."""
+    handler = BufferingHandler(100)
+    handler.setLevel(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+    if handler.buffer:
+        raise RuntimeError("; ".join(record.getMessage() for record in handler.buffer))
+
+
+def _send_one(name: str, placement: Placement, local_rank: int, address: str) -> str:
     backend = _load(name)
     device = backend.device(local_rank)
     with backend.transport(placement).connect(address, _SCHEMA, _OTHER_PROCESS_S) as sender:
         sender.send(_sample(device), _OTHER_PROCESS_S).result(_OTHER_PROCESS_S)
+    return ""
 
 
 def _sample(device: torch.device) -> FeatureSample:
