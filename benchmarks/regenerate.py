@@ -28,6 +28,8 @@ PROGRAM = str(Path(sys.executable).with_name("spec-trainer"))
 LIMITS = {"hf": 0.9, "vllm": 0.95, "sglang": 0.95}
 """Least share of the engine's own rate that ``regenerate`` should reach."""
 _OWN = "own-rate"
+_FIRST_ROWS = 64
+"""Rows that are answered before anything counts: an engine's first use on a machine compiles kernels."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -42,6 +44,9 @@ def main(words: Sequence[str]) -> None:
         prompts = Path(folder) / "prompts.jsonl"
         lines = options.data.read_text("utf-8").splitlines()[: options.rows]
         prompts.write_text("\n".join(lines) + "\n", "utf-8")
+        first = prompts.with_name("first.jsonl")
+        first.write_text("\n".join(lines[:_FIRST_ROWS]) + "\n", "utf-8")
+        _run_own_rate(words, first, options.batches[0])
         for repetition in range(options.repetitions):
             ours.append(_regenerate(options, prompts, Path(folder) / f"{repetition}.jsonl"))
             for batch in options.batches:

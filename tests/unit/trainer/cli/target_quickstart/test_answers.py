@@ -7,6 +7,7 @@ import pytest
 from spec_core.errors import RunError
 from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.target_quickstart import answers
+from spec_trainer.cli.target_quickstart.engine import AnsweringEngine
 from spec_trainer.cli.target_quickstart.folder import read_all, read_document, write_document, write_rows
 from spec_trainer.cli.target_quickstart.work import check_request
 
@@ -24,10 +25,14 @@ def begun(request_of, data, tmp_path):
     return work, one
 
 
+def engine_of(work):
+    return AnsweringEngine(work.options, work.target)
+
+
 def test_after_hardly_any_answer_shorter_ones_are_given(begun):
     work, one = begun
     write_document(one.answer_settings, {"max_new_tokens": 60})
-    answers.answer_round(work, one, (), TimeLimit(0), TimeLimit(LONG_S))
+    answers.answer_round(work, engine_of(work), one, (), TimeLimit(0), TimeLimit(LONG_S))
     assert read_document(one.answer_settings) == {"max_new_tokens": 30}
     rows = read_all(one.training)
     assert len(rows) == 12
@@ -39,7 +44,7 @@ def test_if_they_cannot_be_shorter_or_no_time_is_left_it_ends(begun, longest, wh
     work, one = begun
     write_document(one.answer_settings, {"max_new_tokens": longest})
     with pytest.raises(RunError, match="the target gave 1 answer within the budget; give a larger --budget"):
-        answers.answer_round(work, one, (), TimeLimit(0), TimeLimit(whole_s))
+        answers.answer_round(work, engine_of(work), one, (), TimeLimit(0), TimeLimit(whole_s))
     assert read_document(one.answer_settings) == {"max_new_tokens": longest}
     assert not one.training.exists()
 
@@ -49,5 +54,5 @@ def test_a_single_prompt_gets_no_shorter_answer(begun):
     write_rows(one.prompts, read_all(one.prompts)[:1])
     write_document(one.answer_settings, {"max_new_tokens": 60})
     with pytest.raises(RunError, match="gave 1 answer"):
-        answers.answer_round(work, one, (), TimeLimit(LONG_S), TimeLimit(LONG_S))
+        answers.answer_round(work, engine_of(work), one, (), TimeLimit(LONG_S), TimeLimit(LONG_S))
     assert read_document(one.answer_settings) == {"max_new_tokens": 60}

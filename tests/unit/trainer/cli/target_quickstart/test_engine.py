@@ -3,12 +3,12 @@
 import pytest
 
 from spec_core import Draft
-from spec_core.errors import ConfigError, PluginUnavailable
+from spec_core.errors import ConfigError, EngineError, PluginUnavailable
 from spec_core.plugins import load
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.target_quickstart import work
 from spec_trainer.cli.target_quickstart.budget import FIGURES, TRAINING
-from spec_trainer.cli.target_quickstart.engine import choose_engine
+from spec_trainer.cli.target_quickstart.engine import AnsweringEngine, choose_engine
 from spec_trainer.cli.target_quickstart.recipe import Machine
 
 from .....distributions import write_distribution
@@ -98,7 +98,21 @@ def test_short_rounds_train_with_an_engine_that_needs_no_start(engines, request_
     assert FIGURES in checked.slow_starts(1799)
 
 
-def test_a_named_engine_trains_every_round(engines, request_of, monkeypatch):
+def test_a_named_engine_trains_a_short_round_if_it_needs_no_start(engines, request_of, monkeypatch):
     monkeypatch.setattr(work, "look_at_machine", lambda backend: ACCELERATOR)
-    options, _ = work.check_request(request_of(engine="d-able")).training_engine(60)
-    assert options.config.engine.name == "d-able"
+    trains = [work.check_request(request_of(engine=name)).training_engine(60) for name in ("d-able", "hf")]
+    assert [options.config.engine.name for options, _ in trains] == ["a-inside", "hf"]
+
+
+def test_an_answering_engine_starts_at_its_first_use_and_again_after_it_was_closed(choose, tiny_llama):
+    options, _ = choose("a-inside", CPU)
+    with AnsweringEngine(options, read_target(tiny_llama)) as answering:
+        first = answering.started()
+        assert answering.started() is first
+        answering.close()
+        with pytest.raises(EngineError, match="closed"):
+            first.health()
+        second = answering.started()
+        second.health()
+    with pytest.raises(EngineError, match="closed"):
+        second.health()

@@ -7,6 +7,7 @@ import pytest
 from spec_core.errors import DataError
 from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.target_quickstart import prompts
+from spec_trainer.cli.target_quickstart.engine import AnsweringEngine
 from spec_trainer.cli.target_quickstart.prompts import (
     PromptCounts,
     distinct_questions,
@@ -67,20 +68,25 @@ def test_questions_are_equal_by_their_words(one, other, equal):
     assert (words_of(one) == words_of(other)) is equal
 
 
+def sampled(work, known, position, limit):
+    with AnsweringEngine(work.options, work.target) as engine:
+        return prompts.sample_questions(work, engine, known, position, 6, limit)
+
+
 def test_the_target_writes_each_question_once_and_ends_it(make_work):
-    rows, counts = prompts.sample_questions(make_work(), {}, 5, 6, TimeLimit(60))
+    rows, counts = sampled(make_work(), {}, 5, TimeLimit(60))
     texts = [row["messages"][0]["content"] for row in rows]
     assert len(texts) == len(set(map(words_of, texts))) > 0
     assert not any("<|im_" in text or not words_of(text) for text in texts)
     assert counts.taken == len(rows) + counts.repeated + counts.unfinished + counts.unusable
     assert counts.position >= 5 + counts.taken
-    again, _ = prompts.sample_questions(make_work(), set(map(words_of, texts)), 5, 6, TimeLimit(60))
+    again, _ = sampled(make_work(), set(map(words_of, texts)), 5, TimeLimit(60))
     assert not set(texts) & {row["messages"][0]["content"] for row in again}
 
 
 @pytest.mark.parametrize(("has_begun", "taken"), [(True, 0), (False, 1)])
 def test_time_that_has_not_begun_begins_with_the_first_question(make_work, has_begun, taken):
-    _, counts = prompts.sample_questions(make_work(), {}, 0, 6, TimeLimit(1e-9, has_begun=has_begun))
+    _, counts = sampled(make_work(), {}, 0, TimeLimit(1e-9, has_begun=has_begun))
     assert counts.taken == taken
 
 

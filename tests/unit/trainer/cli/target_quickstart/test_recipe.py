@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spec_core import Backend, Draft, DraftConfig, Engine, EngineConfig
+from spec_core import Backend, Draft, DraftConfig, Engine, EngineAbilities, EngineConfig
 from spec_core.plugins import load, load_each
 from spec_trainer.cli.target_quickstart import recipe
 from spec_trainer.cli.target_quickstart.recipe import Machine
@@ -70,6 +70,7 @@ class _Plain:
 
 class _Engine:
     Config = EngineConfig
+    abilities = EngineAbilities()
 
 
 def test_a_plugin_gets_no_option_that_it_does_not_have(tiny_llama):
@@ -80,7 +81,8 @@ def test_a_plugin_gets_no_option_that_it_does_not_have(tiny_llama):
     assert recipe.draft_options(load(Draft, "eagle3"), target, CPU, 60) == {"num_steps": 3}
     assert recipe.engine_words(_Engine, CPU) == []
     assert recipe.engine_words(load(Engine, "hf"), CPU) == ["engine.max_num_seqs=8", "engine.dtype=float32"]
-    assert recipe.engine_words(load(Engine, "hf"), GPU) == []
+    assert recipe.engine_words(load(Engine, "hf"), GPU) == ["engine.batch_tokens=32768"]
+    assert recipe.engine_words(_Engine, GPU) == []
 
 
 def test_an_option_that_costs_the_draft_an_engine_is_left_out(tiny_llama):

@@ -7,8 +7,8 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,13 +111,17 @@ class Regeneration:
 
 
 def regenerate_answers(
-    request: RegenerationRequest, words: Sequence[str] = (), limit: TimeLimit | None = None
+    request: RegenerationRequest,
+    words: Sequence[str] = (),
+    limit: TimeLimit | None = None,
+    running: Callable[[], Engine] | None = None,
 ) -> dict[str, Any]:
     """Answer every row of the data, and return the document of ``regenerate --json``.
 
     ``words``: arguments of the form ``section.key=value``. ``limit``: begins, unless it has begun, when the engine
-    has started; the answers that are under way at its end are dropped. The output, whose rows are in the order in
-    which they were answered, can be continued.
+    has started; the answers that are under way at its end are dropped. ``running``: returns the engine, with the
+    options of the request, that the caller has started and closes. The output, whose rows are in the order in which
+    they were answered, can be continued.
     """
     work = prepare_regeneration(request, words)
     about = {"target": str(work.target.folder), "data": request.data}
@@ -126,7 +130,8 @@ def regenerate_answers(
             log.info("%s holds the answers to %d of %d rows", file.path, len(file.rows), work.num_rows)
         figures = {"generated_tokens": 0}
         if not file.complete and work.num_left(file.rows):
-            figures = _answer_rest(work, file, stop, limit)
+            started = nullcontext(running()) if running else _started_engine(work, file.rows)
+            figures = _answer_rest(work, file, stop, limit, started)
         if len(file.rows) < work.num_rows - len(work.left_out):
             counts = {"rows_written": len(file.rows)}
         else:
@@ -193,7 +198,11 @@ def _bytes_of(source: DataRow) -> bytes:
 
 
 def _answer_rest(
-    work: Regeneration, file: AnswerFile, stop: StopRequest, limit: TimeLimit | None
+    work: Regeneration,
+    file: AnswerFile,
+    stop: StopRequest,
+    limit: TimeLimit | None,
+    started_engine: AbstractContextManager[Engine],
 ) -> dict[str, Any]:
     """Answer all rows that the output file lacks, or those that ``limit`` allows; return figures for the document.
 
@@ -203,7 +212,7 @@ def _answer_rest(
     total = num_left = work.num_left(file.rows)
     num_tokens = 0
     progress = StepProgress(total, "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s", "row")
-    with _started_engine(work, file.rows) as engine, progress:
+    with started_engine as engine, progress:
         started = time.monotonic()
         if limit is not None:
             limit.begin()

@@ -10,6 +10,7 @@ from spec_core.errors import RunError
 from spec_core.wording import counted
 from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.commands.regenerate import regenerate_answers
+from spec_trainer.cli.target_quickstart.engine import AnsweringEngine
 from spec_trainer.cli.target_quickstart.folder import (
     Round,
     read_all,
@@ -28,17 +29,23 @@ _FEWEST = 2
 
 
 def answer_round(
-    work: Work, one: Round, earlier: Sequence[Round], limit: TimeLimit, whole: TimeLimit
+    work: Work,
+    engine: AnsweringEngine,
+    one: Round,
+    earlier: Sequence[Round],
+    limit: TimeLimit,
+    whole: TimeLimit,
 ) -> None:
     """Answer prompts until the time is over; write the training data, with the answers of ``earlier`` rounds.
 
-    ``whole``: the end of the round. With hardly any answers, shorter ones are tried until then. Raise RunError if
-    there are still hardly any.
+    The engine ends with it, so that the training has the memory. ``whole``: the end of the round. With hardly any
+    answers, shorter ones are tried until then. Raise RunError if there are still hardly any.
     """
     before = read_all(earlier[-1].training) if earlier else []
-    _answer(work, one, limit)
+    _answer(work, engine, one, limit)
     while len(rows := _sorted(one)) < _FEWEST and not whole.is_over and _shorten(one):
-        _answer(work, one, TimeLimit(whole.left_s / 2))
+        _answer(work, engine, one, TimeLimit(whole.left_s / 2))
+    engine.close()
     if len(before) + len(rows) < _FEWEST:
         given = counted(len(rows), "answer")
         raise RunError(
@@ -47,7 +54,7 @@ def answer_round(
     write_rows(one.training, [*before, *rows])
 
 
-def _answer(work: Work, one: Round, limit: TimeLimit) -> None:
+def _answer(work: Work, engine: AnsweringEngine, one: Round, limit: TimeLimit) -> None:
     if not one.answer_settings.exists():  # a later call has to answer by the same ones
         longest = work.lengths.answer
         if work.folder.cost.exists():
@@ -64,7 +71,7 @@ def _answer(work: Work, one: Round, limit: TimeLimit) -> None:
         seed=work.request.seed,
         on_bad_row="skip",
     )
-    regenerate_answers(request, work.engine_words, limit)
+    regenerate_answers(request, work.engine_words, limit, engine.started)
 
 
 def _shorten(one: Round) -> bool:

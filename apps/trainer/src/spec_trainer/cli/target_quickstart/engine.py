@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from typing import Any, Self
+
 from spec_core import Draft, Engine, TargetSpec, foreign_errors
 from spec_core.errors import PluginError, UsageError
 from spec_core.plugins import load_each
+from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.cli.target_quickstart.recipe import Machine, engine_words
 from spec_trainer.configuration.engine_options import EngineOptions, read_engine_options
 from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
+from spec_trainer.training.wiring import create_engine
 
 Chosen = tuple["EngineOptions", tuple[str, ...]]
 """The options of an engine, and the ``engine.key=value`` arguments from which they were read."""
+
+
+class AnsweringEngine:
+    """The engine that writes the questions and the answers of a round; it starts once for both."""
+
+    def __init__(self, options: EngineOptions, target: TargetSpec) -> None:
+        """Start nothing: the first use does."""
+        self._options, self._target = options, target
+        self._engine: Engine | None = None
+        self._started = ExitStack()
+
+    def started(self) -> Engine:
+        """Return the running engine; start it if none runs."""
+        if self._engine is None:
+            self._started.enter_context(engine_output_kept(self._options.engine_type))
+            engine = create_engine(self._options, self._target, reuse_prefixes=True)
+            self._engine = self._started.enter_context(engine)
+        return self._engine
+
+    def close(self) -> None:
+        """End the engine, if it runs; a later use starts it again."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End the engine as ``close`` does; if there was an error, its output stays."""
+        self._engine = None
+        self._started.__exit__(*error)
 
 
 def choose_engine(name: str | None, machine: Machine, target: TargetSpec, draft: Draft) -> Chosen:

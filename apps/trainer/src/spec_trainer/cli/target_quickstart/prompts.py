@@ -16,12 +16,10 @@ import numpy as np
 
 from spec_core.errors import DataError
 from spec_core.records import GenerationRequest, SamplingParams
-from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import Chat
 from spec_trainer.data.sources import read_rows
 from spec_trainer.measure.regeneration.conversation import open_conversation
-from spec_trainer.training.wiring import create_engine
 from spec_trainer.workers.passes import cut_at_end_token, pass_seed
 
 if TYPE_CHECKING:
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from spec_core import Engine
     from spec_core.records import Generation
     from spec_trainer.base.time_limit import TimeLimit
+    from spec_trainer.cli.target_quickstart.engine import AnsweringEngine
     from spec_trainer.cli.target_quickstart.work import Work
     from spec_trainer.data.tokens import Encoder
 
@@ -127,7 +126,12 @@ def _can_be_answered(work: Work, content: Row) -> bool:
 
 
 def sample_questions(
-    work: Work, known: Collection[str], position: int, wanted: int, limit: TimeLimit
+    work: Work,
+    engine: AnsweringEngine,
+    known: Collection[str],
+    position: int,
+    wanted: int,
+    limit: TimeLimit,
 ) -> tuple[list[Row], PromptCounts]:
     """Let the target write questions until ``wanted`` are there or the time is over.
 
@@ -136,10 +140,9 @@ def sample_questions(
     """
     prefix = question_prefix(work.encoder)
     counts = PromptCounts(source=THE_TARGET, position=position)
-    with engine_output_kept(work.options.engine_type), create_engine(work.options, work.target) as engine:
-        samples = _samples(engine, prefix, work, counts, limit)
-        texts = ((work.encoder.decode(ids), ended) for ids, ended in samples)
-        rows = list(islice(distinct_questions(texts, known, counts), wanted))
+    samples = _samples(engine.started(), prefix, work, counts, limit)
+    texts = ((work.encoder.decode(ids), ended) for ids, ended in samples)
+    rows = list(islice(distinct_questions(texts, known, counts), wanted))
     usable = [row for row in rows if _can_be_answered(work, row)]
     counts.unusable += len(rows) - len(usable)
     return usable, counts

@@ -31,6 +31,8 @@ _ANSWERS_IN_TURN = 3
 """Answers that follow one another in a batch: those that are under way at the end of the time are dropped."""
 _BATCH = 2.0
 """Time of a decoding step of a batch in units of a step of one answer; on a GPU it is less."""
+_LARGE_PASS = 32768
+"""Tokens of a forward pass of the target on an accelerator, padding included: most batches take one pass."""
 _AT_ONCE = 8
 """Answers at once on a CPU."""
 
@@ -123,12 +125,13 @@ def _engines(draft: type[Draft], **options: int) -> set[str]:
 
 
 def engine_words(engine: type[Engine], machine: Machine) -> list[str]:
-    """Return the options that suit a CPU, as far as the engine has them; none on other hardware.
+    """Return the options that suit the machine, as far as the engine has them.
 
-    There float32 is faster than a bfloat16 that is converted, and a step takes long with many answers at once.
+    On a CPU float32 is faster than a bfloat16 that is converted, and a step takes long with many answers at once. On
+    other hardware an engine in the trainer's process takes few, large passes: Python launches the kernels of both.
     """
     if not machine.is_cpu:
-        return []
+        return [f"engine.batch_tokens={_LARGE_PASS}"] if engine.abilities.in_process else []
     wanted = {"max_num_seqs": _AT_ONCE, **({} if machine.has_bfloat16 else {"dtype": "float32"})}
     fields = engine.Config.model_fields
     return [f"engine.{key}={value}" for key, value in wanted.items() if key in fields]

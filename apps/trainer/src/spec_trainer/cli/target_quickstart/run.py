@@ -24,6 +24,7 @@ from spec_trainer.cli.target_quickstart.budget import (
     time_for,
 )
 from spec_trainer.cli.target_quickstart.cost import can_pay, measure_cost
+from spec_trainer.cli.target_quickstart.engine import AnsweringEngine
 from spec_trainer.cli.target_quickstart.figures import measure_draft
 from spec_trainer.cli.target_quickstart.folder import (
     Round,
@@ -75,11 +76,16 @@ def run_target_quickstart(request: TargetQuickstart) -> dict[str, Any]:
 
 def _complete(work: Work, one: Round) -> None:
     """Go through the stages of a round that have not ended."""
+    with AnsweringEngine(work.options, work.target) as engine:
+        _go_through(work, engine, one)
+
+
+def _go_through(work: Work, engine: AnsweringEngine, one: Round) -> None:
     earlier = work.folder.rounds[:-1]
     stages: Mapping[str, Callable[[StageTime], object]] = {
-        PROMPTS: lambda given: _collect_prompts(work, one, earlier, _once_started(given)),
-        COST: lambda given: _measure_cost(work, one, TimeLimit(given.whole_s)),
-        ANSWERS: lambda given: answer_round(work, one, earlier, _once_started(given), whole),
+        PROMPTS: lambda given: _collect_prompts(work, engine, one, earlier, _once_started(given)),
+        COST: lambda given: _measure_cost(work, engine, one, TimeLimit(given.whole_s)),
+        ANSWERS: lambda given: answer_round(work, engine, one, earlier, _once_started(given), whole),
         TRAINING: lambda given: train_draft(work, one, earlier, TimeLimit(given.whole_s)),
         FIGURES: lambda given: write_document(
             one.figures, measure_draft(work, one, TimeLimit(given.whole_s))
@@ -104,7 +110,9 @@ def _once_started(given: StageTime) -> TimeLimit:
     return TimeLimit(given.work_s, has_begun=False)
 
 
-def _collect_prompts(work: Work, one: Round, earlier: Sequence[Round], limit: TimeLimit) -> None:
+def _collect_prompts(
+    work: Work, engine: AnsweringEngine, one: Round, earlier: Sequence[Round], limit: TimeLimit
+) -> None:
     """Write the prompts of a round; in the first round hold some of them out."""
     left = unanswered(earlier[-1]) if earlier else []
     position = read_document(earlier[-1].prompt_counts)["position"] if earlier else 0
@@ -117,7 +125,7 @@ def _collect_prompts(work: Work, one: Round, earlier: Sequence[Round], limit: Ti
             *(row for past in earlier for row in read_all(past.prompts)),
         ]
         known = {words_of(row["messages"][0]["content"]) for row in asked} if earlier else set[str]()
-        rows, counts = sample_questions(work, known, position, max(0, wanted), limit)
+        rows, counts = sample_questions(work, engine, known, position, max(0, wanted), limit)
     if not earlier:
         held_out = min(
             max(int(one.budget_s / _HELD_OUT_EVERY_S), _FEWEST_HELD_OUT),
@@ -134,7 +142,7 @@ def _collect_prompts(work: Work, one: Round, earlier: Sequence[Round], limit: Ti
     write_rows(one.prompts, [*left, *rows])
 
 
-def _measure_cost(work: Work, one: Round, limit: TimeLimit) -> None:
+def _measure_cost(work: Work, engine: AnsweringEngine, one: Round, limit: TimeLimit) -> None:
     """Measure once what a draft costs on this machine, and warn if none can pay.
 
     Not with an engine that starts slowly, because it starts anew for each number of guesses.
@@ -142,6 +150,7 @@ def _measure_cost(work: Work, one: Round, limit: TimeLimit) -> None:
     if work.starts_slowly:
         return
     if not work.folder.cost.exists():
+        engine.close()  # the measurement starts its own
         write_document(work.folder.cost, measure_cost(work, one.budget_s, limit))
     cost = read_document(work.folder.cost)
     log.log(logging.INFO if can_pay(cost) else logging.WARNING, "one answer at a time: %s", cost["verdict"])

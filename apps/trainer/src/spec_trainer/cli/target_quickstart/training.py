@@ -6,10 +6,12 @@ depends on the number of steps, and a run may be resumed with another one.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
 from typing import Any
 
+from spec_core import Backend
 from spec_trainer.base.stop_request import Interrupted
 from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.commands.train import run_training
@@ -42,13 +44,24 @@ def train_draft(work: Work, one: Round, earlier: Sequence[Round], limit: TimeLim
         write_document(one.recipe, _recipe(work, one, earlier))
     if "steps" not in read_document(one.recipe):
         _time_steps(work, one, limit)
+    run = resolved_run(work, one)
     try:
-        run_training(resolved_run(work, one), TimeLimit(limit.left_s - _reserve_s(work, one)), MORE_STEPS)
+        run_training(run, TimeLimit(limit.left_s - _reserve_s(work, one)), MORE_STEPS)
     except Interrupted:
         if limit.left_s > _reserve_s(work, one):  # the user has stopped it
             raise
         _note_pace(one, _done_steps(one) + 1)
         run_training(resolved_run(work, one), more_steps=MORE_STEPS)
+    _return_memory(run.backend)
+
+
+def _return_memory(backend: Backend) -> None:
+    """Return the memory that training in this process has left cached, for the engine that measures the draft."""
+    import torch
+
+    gc.collect()
+    if backend.device_type != Backend.device_type:  # not the CPU's
+        torch.get_device_module(backend.device_type).empty_cache()
 
 
 def resolved_run(work: Work, one: Round) -> RunSpec:

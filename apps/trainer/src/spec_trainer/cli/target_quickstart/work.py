@@ -40,7 +40,7 @@ class Work:
     engine_words: tuple[str, ...]
     """``engine.key=value`` arguments of every command that starts the engine."""
     without_start: Chosen | None
-    """An engine that runs in the trainer's process, if the other one starts slowly and the user has named none."""
+    """An engine that runs in the trainer's process, if the one that answers starts slowly."""
     encoder: Encoder
 
     @cached_property
@@ -110,7 +110,7 @@ def check_request(request: TargetQuickstart) -> Work:
     draft.check_target(target)
     check_target_tensors(target, draft.target_tensors(target))
     options, words = choose_engine(request.engine, machine, target, draft)
-    slow = request.engine is None and _starts_slowly(machine, options)
+    slow = _starts_slowly(machine, options)
     work = Work(
         request=request,
         target=target,
