@@ -1,5 +1,7 @@
 """Loss, every gradient and the metrics of a step against the dense float64 reference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -147,6 +149,18 @@ def test_guesses_that_were_judged_equal_the_dense_reference(options, monkeypatch
         assert output.loss.item() > 0.1
         assert [count > 0 for count in result.counted] == [step < 3 for step in range(steps)]
         assert result.refused is None or min(result.refused[:3]) > 0
+
+
+def test_an_evaluation_has_the_same_loss_with_opd():
+    """Its batches say nothing of guesses, so there is nothing to judge."""
+    target, losses = make_target(), []
+    documents = random_documents(target, LENGTHS, seed=5)
+    for opd in (False, True):
+        config = Eagle3Config(num_steps=3, opd=opd)
+        batch, denominators, ops = step_arguments(Eagle3Draft(config), target, documents)
+        module = make_model(target, config)
+        losses.append(module(replace(batch, evaluates=True), denominators, ops).loss.item())
+    assert losses[0] == losses[1] > 1
 
 
 def test_fully_supervised_chain_that_always_agrees_has_full_length():

@@ -224,8 +224,10 @@ class Eagle3Model(ChainModule):
         """
         states, needed = self.unroll(batch, ops)
         loss = HeadLoss(**self.head_parts(ops))
-        weights = judged_weights if self.config.opd else step_weights
-        weight_WS = weights(denominators, self.config.step_decay, states[0])
+        if self.config.opd and not batch.evaluates:
+            weight_WS = judged_weights(denominators, self.config.step_decay, states[0])
+        else:  # in an evaluation no guess has been judged: all labels are counted as accepted
+            weight_WS = step_weights(denominators[: len(states)], self.config.step_decay, states[0])
         return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch, needed), weight_WS, needed)
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
