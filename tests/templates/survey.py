@@ -81,16 +81,13 @@ def _by_shape(outcomes: list[Outcome]) -> str:
 
 
 def _refusals(outcomes: list[Outcome]) -> str:
-    """Which templates the trainer refuses, by reason and shapes."""
-    shapes: dict[tuple[str, str], list[str]] = defaultdict(list)
+    """How many rows of how many templates the trainer refuses, by reason."""
+    templates: dict[str, list[str]] = defaultdict(list)
     for one in outcomes:
         if one.kind == "refused":
-            shapes[re.split(r":|\d", one.refused)[0], one.template].append(one.shape)
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for (reason, template), found in shapes.items():
-        groups[reason, ", ".join(found)].append(template)
-    lines = ["| the trainer's reason | shapes | templates |", "|---|---|---|"]
-    lines += [f"| {reason} | {found} | {', '.join(names)} |" for (reason, found), names in groups.items()]
+            templates[re.split(r":|\d", one.refused)[0]].append(one.template)
+    lines = ["| the trainer's reason | templates | rows |", "|---|---|---|"]
+    lines += [f"| {reason} | {len(set(names))} | {len(names)} |" for reason, names in templates.items()]
     return "\n".join(lines) + "\n"
 
 
