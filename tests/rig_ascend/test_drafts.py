@@ -9,8 +9,10 @@ import torch_npu  # noqa: F401 (torch.npu)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_backend_ascend.backend import AscendBackend
-from spec_core import Draft, plugins
+from spec_core import Draft, Optimizer, StepConfig, Strategy, plugins
 from spec_kit.layers import TargetOps
+from spec_kit.sharding import SafetensorsFolder
+from spec_testing.processes import run_ranks
 from spec_testing.reference import reference_backend
 from spec_testing.toy_target import toy_batch, toy_samples, toy_target, toy_tensors
 
@@ -48,29 +50,39 @@ class Bench(NamedTuple):
     draft: Draft
     target: object
     tensors: object
-    arguments: tuple
+    samples: list
+    counts: torch.Tensor
+
+    @classmethod
+    def of(cls, name, options, folder):
+        plugin = plugins.load(Draft, name)
+        draft, target = plugin(plugin.Config(name=name, **options)), toy_target(folder)
+        tensors = toy_tensors(target)
+        tensors = tensors.__class__(**{**vars(tensors), "others": {target.norm_name: tensors.norm_H}})
+        samples = toy_samples(draft.required_features(target), target, tensors, [12, 1, 20])
+        return cls(
+            draft, target, tensors, samples, draft.denominators([sample.supervision for sample in samples])
+        )
+
+    def batch(self, samples):
+        return toy_batch(samples, self.draft.required_features(self.target), width=6)
+
+    def module(self, backend, seed=0):
+        torch.manual_seed(seed)
+        return self.draft.build(self.target, self.tensors, None, plugins.find_kernel(backend))
 
 
 @pytest.fixture
 def bench(name, options, tmp_path):
-    plugin = plugins.load(Draft, name)
-    draft, target = plugin(plugin.Config(name=name, **options)), toy_target(tmp_path)
-    tensors = toy_tensors(target)
-    tensors = tensors.__class__(**{**vars(tensors), "others": {target.norm_name: tensors.norm_H}})
-    schema = draft.required_features(target)
-    samples = toy_samples(schema, target, tensors, [12, 1, 20])
-    counts = draft.denominators([sample.supervision for sample in samples])
-    return Bench(draft, target, tensors, (toy_batch(samples, schema, width=6), counts))
+    return Bench.of(name, options, tmp_path)
 
 
 def built(bench, backend, dtype=torch.float32):
     """The module, and the arguments of its forward pass, on the backend's device."""
     device = backend.device(0)
-    torch.manual_seed(0)
-    module = bench.draft.build(bench.target, bench.tensors, None, plugins.find_kernel(backend))
-    batch, counts = bench.arguments
     ops = TargetOps(bench.target, bench.tensors, device, dtype)
-    return module.to(device, dtype), (batch.to(device), counts.to(device), ops)
+    arguments = bench.batch(bench.samples).to(device), bench.counts.to(device), ops
+    return bench.module(backend).to(device, dtype), arguments
 
 
 def trained(bench, backend):
@@ -102,6 +114,57 @@ def test_losses_gradients_and_export_are_the_cpu_backends(bench):
 
 def ascend():
     return AscendBackend(AscendBackend.Config())
+
+
+def resumed(me, backend, folder):
+    """name -> losses and gradient norms of two steps, the second of them again by a draft that was resumed."""
+    device = backend.device(me.rank)
+    torch.distributed.init_process_group(
+        backend.dist_backend,
+        f"file://{folder}/{backend.name}",
+        rank=me.rank,
+        world_size=me.world_size,
+    )
+    found = {}
+    for name, (_, options) in ((name, draft) for name, draft in DRAFTS.items() if name == draft[0]):
+        bench, saved = Bench.of(name, options, folder), folder / f"{backend.name}-{name}"
+        saved.mkdir(exist_ok=True)
+        share = bench.batch(bench.samples[me.rank :: me.world_size]).to(device)
+        numbers = []
+        with new_strategy(device) as first, new_strategy(device) as second:
+            for strategy, seed in ((first, 0), (second, 1)):
+                strategy.attach(bench.module(backend, seed), bench.draft.shard_hints(bench.target))
+                ops = strategy.vocabulary_ops(bench.target, bench.tensors)
+                if seed:
+                    strategy.load(SafetensorsFolder(saved))
+                for _ in range(2 - seed):
+                    done = strategy.step([share], bench.counts, ops, 1e-3)
+                    numbers.append((done.output.loss.item(), done.grad_norm.item()))
+                    if len(numbers) == 1:
+                        strategy.save(SafetensorsFolder(saved))
+            assert same(first.full_weights(), second.full_weights()), name
+        found[name] = numbers
+    torch.distributed.destroy_process_group()
+    return found
+
+
+def new_strategy(device):
+    optimizer = plugins.load(Optimizer, "adamw")
+    plugin = plugins.load(Strategy, "fsdp")
+    config = plugin.Config(name="fsdp")
+    return plugin(config, StepConfig(), optimizer(optimizer.Config(name="adamw")), device)
+
+
+def same(first, second):
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def test_two_ranks_train_every_draft_as_the_cpu_and_resume_to_the_bit(tmp_path):
+    (expected,) = run_ranks(resumed, 1, reference_backend(), tmp_path)
+    for got in run_ranks(resumed, 2, ascend(), tmp_path):
+        for name, numbers in got.items():
+            assert numbers[2] == numbers[1], name
+            assert numbers == [pytest.approx(pair, rel=1e-4) for pair in expected[name]], name
 
 
 class Called(TorchDispatchMode):
