@@ -3,6 +3,7 @@
 The stand-in refuses what the operators' documentation excludes: what reaches them is within their limits.
 """
 
+import random
 from functools import partial
 from typing import NamedTuple
 
@@ -23,16 +24,28 @@ from spec_kit.layers.plain_kernels import rms_norm, swiglu, swiglu_mlp
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """dtype -> largest ‖difference‖ / ‖result‖."""
+LEAST = 1.0
+"""The smallest ‖result‖ of that bound: the gradient of a query that sees one key is 0."""
 EACH_DTYPE = pytest.mark.parametrize("dtype", BOUNDS, ids=lambda dtype: str(dtype).removeprefix("torch."))
-EVERY_ROTATED = (7, 3, 32, 32), (5, 2, 24, 16), (1, 999, 4, 4), (3, 1, 900, 894), (9, 4, 2, 2)
-"""Tokens, heads, and channels of a head, and of its rotated part."""
-EVERY_MLP = ((7,), 16, 24), ((3, 5), 8, 1), ((1,), 1, 40), ((2, 1, 3), 6, 10)
+SHAPES = 40
+"""Shapes of each operator: those at its limits, and drawn ones."""
+
+
+def shapes(limits, draw_shape):
+    """``limits``, then shapes that ``draw_shape`` draws; every second one is computed deterministically."""
+    dice = random.Random(0)
+    every = [*limits, *(draw_shape(dice) for _ in range(SHAPES - len(limits)))]
+    for number, shape in enumerate(every):
+        torch.use_deterministic_algorithms(number % 2 == 1)
+        torch.manual_seed(number)
+        yield shape
 
 
 @pytest.fixture(autouse=True)
 def card():
     torch.npu.set_device(0)
-    torch.manual_seed(0)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def draw(*shape, dtype):
@@ -45,8 +58,12 @@ def assert_same(kernel, plain, tensors, dtype):
     expected = outcome(plain, [tensor.double() for tensor in tensors])
     for actual, reference in zip(got, expected, strict=True):
         assert actual.dtype == dtype
-        error = (actual.cpu().double() - reference).norm()
-        assert error <= BOUNDS[dtype] * reference.norm()
+        assert_close(actual, reference, dtype)
+
+
+def assert_close(actual, reference, dtype):
+    error = (actual.cpu().double() - reference).norm()
+    assert error <= BOUNDS[dtype] * max(reference.norm(), LEAST)
 
 
 def outcome(function, tensors):
@@ -67,35 +84,59 @@ def on(angles, like):
     return tuple(part.to(like) for part in angles)
 
 
-@EACH_DTYPE
-@pytest.mark.parametrize(("tokens", "heads", "width", "rotated"), EVERY_ROTATED)
-def test_rotated_heads(dtype, tokens, heads, width, rotated):
-    angles = angles_of(tokens, rotated, dtype)
-    x, weight = draw(tokens, heads, width, dtype=dtype), draw(width, dtype=dtype)
-    assert_same(
-        lambda x: kernels.npu_rotate(x, on(angles, x)), lambda x: rotate(x, on(angles, x)), [x], dtype
-    )
-    assert_same(
-        lambda x, weight: kernels.npu_rms_norm(x, weight, 1e-5),
-        lambda x, weight: rms_norm(x, weight, 1e-5),
-        [x, weight],
-        dtype,
-    )
-    assert_same(
-        lambda x, weight: kernels.npu_norm_rotate(x, weight, 1e-5, on(angles, x)),
-        lambda x, weight: norm_rotate(x, weight, 1e-5, on(angles, x)),
-        [x, weight],
-        dtype,
-    )
+ROTATED_LIMITS = (1, 999, 4, 4), (3, 1, 900, 894), (9, 4, 2, 2), (1, 1, 896, 2)
+"""Tokens, heads, and channels of a head, and of its rotated part."""
+
+
+def some_rotated(dice):
+    width = 2 * dice.randint(1, 40)
+    return dice.randint(1, 12), dice.randint(1, 8), width, 2 * dice.randint(1, width // 2)
 
 
 @EACH_DTYPE
-@pytest.mark.parametrize(("leading", "width", "intermediate"), EVERY_MLP)
-def test_swiglu(dtype, leading, width, intermediate):
-    gate, up = (draw(*leading, intermediate, dtype=dtype) for _ in range(2))
-    assert_same(kernels.npu_swiglu, swiglu, [gate, up], dtype)
-    shapes = (*leading, width), (intermediate, width), (intermediate, width), (width, intermediate)
-    assert_same(kernels.npu_swiglu_mlp, swiglu_mlp, [draw(*shape, dtype=dtype) for shape in shapes], dtype)
+def test_rotated_heads(dtype):
+    for tokens, heads, width, rotated in shapes(ROTATED_LIMITS, some_rotated):
+        angles = angles_of(tokens, rotated, dtype)
+        x, weight = draw(tokens, heads, width, dtype=dtype), draw(width, dtype=dtype)
+        assert_same(
+            lambda x, angles=angles: kernels.npu_rotate(x, on(angles, x)),
+            lambda x, angles=angles: rotate(x, on(angles, x)),
+            [x],
+            dtype,
+        )
+        assert_same(
+            lambda x, weight, angles=angles: kernels.npu_norm_rotate(x, weight, 1e-5, on(angles, x)),
+            lambda x, weight, angles=angles: norm_rotate(x, weight, 1e-5, on(angles, x)),
+            [x, weight],
+            dtype,
+        )
+
+
+@EACH_DTYPE
+def test_rms_norm(dtype):
+    limits = (1,), (2, 1), (1, 1, 2, 1, 1, 3, 1, 5), (2, 4096)
+    for shape in shapes(limits, lambda dice: [dice.randint(1, 9) for _ in range(dice.randint(1, 4))]):
+        assert_same(
+            lambda x, weight: kernels.npu_rms_norm(x, weight, 1e-5),
+            lambda x, weight: rms_norm(x, weight, 1e-5),
+            [draw(*shape, dtype=dtype), draw(shape[-1], dtype=dtype)],
+            dtype,
+        )
+
+
+def some_mlp(dice):
+    """Leading dimensions, width and intermediate width."""
+    leading = [dice.randint(1, 5) for _ in range(dice.randint(1, 3))]
+    return leading, dice.randint(1, 20), dice.randint(1, 40)
+
+
+@EACH_DTYPE
+def test_swiglu(dtype):
+    for leading, width, intermediate in shapes([((3, 5), 8, 1), ((1,), 1, 40)], some_mlp):
+        gate, up = (draw(*leading, intermediate, dtype=dtype) for _ in range(2))
+        assert_same(kernels.npu_swiglu, swiglu, [gate, up], dtype)
+        sizes = (*leading, width), (intermediate, width), (intermediate, width), (width, intermediate)
+        assert_same(kernels.npu_swiglu_mlp, swiglu_mlp, [draw(*size, dtype=dtype) for size in sizes], dtype)
 
 
 class Attention(NamedTuple):
@@ -109,27 +150,38 @@ class Attention(NamedTuple):
     """Later steps of a training-time test, each with one more key for each query."""
 
 
-EVERY_ATTENTION = {
-    "one_document": Attention([(0, 9)]),
-    "documents_with_gaps": Attention([(1, 2), (2, 7), (8, 11)]),
-    "values_narrower_than_keys": Attention([(0, 4), (4, 9)], widths=(24, 16)),
-    "a_window": Attention([(0, 4), (4, 13)], window=3),
-    "a_window_of_two": Attention([(0, 3)], window=2),
-    "a_window_wider_than_documents": Attention([(0, 3), (3, 5)], window=50),
-    "the_widest_heads": Attention([(0, 3)], heads=(2, 2), widths=(768, 768)),
-    "most_heads": Attention([(0, 3)], heads=(256, 1), widths=(2, 2)),
-    "more_documents_than_a_call_takes": Attention(
-        [(n, n + 1) for n in range(1025)], heads=(1, 1), widths=(2, 2)
-    ),
-    "later_steps": Attention([(0, 4), (5, 9)], num_later=2),
-    "later_steps_and_a_window": Attention([(0, 9)], window=4, num_later=1),
-    "none": Attention([]),
-}
+ATTENTION_LIMITS = [
+    Attention([(1, 2), (2, 7), (8, 11)]),  # with gaps
+    Attention([(0, 4), (4, 9)], widths=(24, 16)),
+    Attention([(0, 3)], window=2),
+    Attention([(0, 3), (3, 5)], window=50),
+    Attention([(0, 3)], heads=(2, 2), widths=(768, 768)),
+    Attention([(0, 3)], heads=(256, 1), widths=(2, 2)),
+    Attention([(n, n + 1) for n in range(1025)], heads=(1, 1), widths=(2, 2)),  # more than a call takes
+    Attention([(0, 9)], window=4, num_later=1),
+    Attention([]),
+]
+
+
+def some_attention(dice):
+    marks = sorted(dice.sample(range(20), 2 * dice.randint(1, 4)))
+    kv_heads = dice.randint(1, 3)
+    return Attention(
+        list(zip(marks[::2], marks[1::2], strict=True)),
+        (kv_heads * dice.randint(1, 4), kv_heads),
+        (dice.randint(1, 48),) * 2,
+        dice.choice([None, dice.randint(2, 9)]),
+        dice.randint(0, 3),
+    )
 
 
 @EACH_DTYPE
-@pytest.mark.parametrize("case", EVERY_ATTENTION.values(), ids=EVERY_ATTENTION)
-def test_attention_of_documents_merged_with_later_steps(dtype, case):
+def test_attention_of_documents_merged_with_later_steps(dtype):
+    for case in shapes(ATTENTION_LIMITS, some_attention):
+        assert_attention(dtype, case)
+
+
+def assert_attention(dtype, case):
     (heads, kv_heads), (width, value_width) = case.heads, case.widths
     tokens = case.bounds[-1][1] + 1 if case.bounds else 3
     q, k = draw(tokens, heads, width, dtype=dtype), draw(tokens, kv_heads, width, dtype=dtype)
@@ -154,7 +206,7 @@ def test_attention_of_documents_merged_with_later_steps(dtype, case):
         dq, *of_later = ttt_attention_backward(grad, (q, out, lse), *later, dq)
         grads += of_later
     for actual, wanted in zip((out[rows], dq, *grads), expected, strict=False):
-        assert (actual.cpu().double() - wanted).norm() <= BOUNDS[dtype] * wanted.norm()
+        assert_close(actual, wanted, dtype)
 
 
 def _unrolled(q, k, v, later_k, later_v, case):
@@ -173,22 +225,52 @@ def _unrolled(q, k, v, later_k, later_v, case):
     return seen + torch.einsum("qhs,sqhd->qhd", weights[..., len(q) :], later_v)
 
 
+class Blocks(NamedTuple):
+    """A case of attention of blocks: two documents' tokens, each with a block; slots, heads and their width."""
+
+    tokens: tuple[int, int] = (20, 25)  # more blocks than a chunk has
+    slots: int = 5
+    heads: tuple[int, int] = (4, 2)
+    width: int = 32
+    window: int | None = None
+    is_causal: bool = False
+
+
+def some_blocks(dice):
+    kv_heads = dice.randint(1, 3)
+    return Blocks(
+        (dice.randint(1, 20), dice.randint(1, 20)),
+        dice.randint(1, 8),
+        (kv_heads * dice.randint(1, 4), kv_heads),
+        dice.randint(1, 48),
+        dice.choice([None, dice.randint(1, 9)]),
+        dice.random() < 0.5,
+    )
+
+
+BLOCK_LIMITS = [
+    *(Blocks(slots=slots, window=window, is_causal=slots > 1) for slots in (1, 5) for window in (None, 6)),
+    Blocks((2, 1), 2, (256, 1), 2),
+    Blocks((2, 1), 2, (2, 2), 768),
+]
+
+
 @EACH_DTYPE
-@pytest.mark.parametrize("slots", [1, 5])
-@pytest.mark.parametrize("window", [None, 6])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_attention_of_blocks(dtype, slots, window, is_causal):
-    """More blocks than a chunk has, of two documents; the first block of each sees no context."""
-    anchor = torch.cat([torch.arange(20), torch.arange(20, 45)])
-    start = torch.where(anchor < 20, 0, 20)
-    shapes = (45, slots, 4, 32), (45, 2, 32), (45, 2, 32), (45, slots, 2, 32), (45, slots, 2, 32)
+def test_attention_of_blocks(dtype):
+    """The first block of each document sees no context."""
+    for case in shapes(BLOCK_LIMITS, some_blocks):
+        total, (heads, kv_heads), slots = sum(case.tokens), case.heads, case.slots
+        anchor = torch.arange(total)
+        start = torch.where(anchor < case.tokens[0], 0, case.tokens[0])
+        own = total, slots, kv_heads, case.width
+        sizes = (total, slots, heads, case.width), own[::2] + own[3:], own[::2] + own[3:], own, own
 
-    def attend(kernel, q, k, v, own_k, own_v):
-        layout = BlockLayout(anchor, start, q.device)
-        return kernel(q, (k, v), (own_k, own_v), layout, window, is_causal)
+        def attend(kernel, q, k, v, own_k, own_v, case=case, at=(anchor, start)):
+            layout = BlockLayout(*at, q.device)
+            return kernel(q, (k, v), (own_k, own_v), layout, case.window, case.is_causal)
 
-    tensors = [draw(*shape, dtype=dtype) for shape in shapes]
-    assert_same(partial(attend, npu_block_attention), partial(attend, block_attention), tensors, dtype)
+        tensors = [draw(*size, dtype=dtype) for size in sizes]
+        assert_same(partial(attend, npu_block_attention), partial(attend, block_attention), tensors, dtype)
 
 
 @pytest.mark.parametrize(

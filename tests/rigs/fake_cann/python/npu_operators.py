@@ -37,7 +37,7 @@ def npu_rms_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) ->
     """Return the gradients of x, and of gamma in float32."""
     normed, scaled = x.float() * rstd, dy.float() * gamma.float()
     dx = rstd * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))
-    return dx.to(x.dtype), (dy.float() * normed).flatten(0, -2).sum(0)
+    return dx.to(x.dtype), (dy.float() * normed).reshape(-1, x.shape[-1]).sum(0)
 
 
 def npu_rotary_mul(
