@@ -74,6 +74,26 @@ def test_other_versions_are_refused_with_the_range(installed, version) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("vllm", "ascend"),
+    [("0.27.1", "0.27.1rc1"), ("0.30.0+empty", "0.30.0rc2"), ("0.31.0", "0.30.1.dev7+gab12")],
+)
+def test_a_vllm_with_its_own_plugin_for_npus_is_available(installed, vllm, ascend) -> None:
+    installed(vllm=vllm, vllm_ascend=ascend)
+    found = VllmEngine.probe()
+    assert (found.ok, found.versions) == (True, {"vllm": vllm, "vllm-ascend": ascend})
+
+
+def test_a_plugin_for_npus_of_another_vllm_is_refused(installed) -> None:
+    installed(vllm="0.33.0", vllm_ascend="0.30.0rc2")
+    found = VllmEngine.probe()
+    assert not found.ok
+    assert found.reason == (
+        "vllm-ascend 0.30.0rc2 is installed, which works with vllm 0.30.0 only, not 0.33.0; pip install "
+        "'vllm==0.30.0', or the vllm-ascend of 0.33.0"
+    )
+
+
 def test_a_missing_vllm_is_named(installed) -> None:
     installed()
     assert VllmEngine.probe().reason == "vllm is not installed; pip install 'vllm>=0.26,<0.34'"

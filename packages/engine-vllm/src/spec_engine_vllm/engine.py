@@ -14,8 +14,8 @@ from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
 from spec_engine_vllm.serving import VllmServing
 from spec_engine_vllm.serving_format import check_vllm_folder
-from spec_engine_vllm.versions import DISTRIBUTIONS, VERSIONS, has_first_runner, is_before_28, is_cpu_build
-from spec_kit.hosting import Mode, ProgramReplica, SubprocessEngine, probe_version
+from spec_engine_vllm.versions import has_first_runner, is_before_28, is_cpu_build, probe_vllm
+from spec_kit.hosting import Mode, ProgramReplica, SubprocessEngine
 
 _IMAGE_ARGUMENTS = frozenset({"skip_mm_profiling", "mm_processor_kwargs", "limit_mm_per_prompt"})
 """Arguments of vLLM that change the image on which it measures its memory."""
@@ -35,7 +35,7 @@ class VllmEngine(SubprocessEngine):
     @classmethod
     def probe(cls) -> Availability:
         """Return whether a supported vLLM is installed."""
-        return probe_version(VERSIONS, *DISTRIBUTIONS)
+        return probe_vllm()
 
     @classmethod
     def check_draft(

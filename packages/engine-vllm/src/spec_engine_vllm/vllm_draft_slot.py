@@ -43,7 +43,7 @@ class VllmDraftSlot(ExchangedSlot):
         Raise EngineError if this vLLM cannot exchange its draft.
         """
         super().__init__(worker.device, layout, worker.get_model())
-        self._live: nn.Module = worker.get_draft_model()
+        self._live: nn.Module = worker.model_runner.get_draft_model()  # vllm-ascend's worker lacks the method
         self._vllm_config = _config_of(self._live) or worker.vllm_config
         self._model_config = worker.vllm_config.speculative_config.draft_model_config
         self._spare: nn.Module | None = None
@@ -127,6 +127,11 @@ class VllmDraftSlot(ExchangedSlot):
         for path in self._shared:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, torch.nn.Identity())
+        for path, _ in list(model.named_parameters()):
+            parent, _, name = path.rpartition(".")
+            if self._live.get_submodule(parent)._parameters.get(name, ...) is None:
+                # vllm-ascend removes draft_id_to_target_id from drafts of the whole vocabulary.
+                setattr(model.get_submodule(parent), name, None)
         return model.eval()
 
     def _own(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -24,7 +24,7 @@ class WorkerExtension(SamplerCheck, FrozenTables):
 
     def spec_draft(self, call: str, argument: str = "") -> dict[str, str] | None:
         """Return the answer of this rank's ``DraftRank``; None if vLLM serves no draft."""
-        if self.get_draft_model() is None:  # type: ignore[attr-defined]
+        if self.model_runner.get_draft_model() is None:  # type: ignore[attr-defined]
             return None
         return _rank_of(self).answer(call, argument)
 
