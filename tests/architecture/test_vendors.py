@@ -28,6 +28,8 @@ NAMED = {
     ("packages/engine-vllm/src/spec_engine_vllm/step_batch.py", "gpu"),
     ("packages/engine-vllm/src/spec_engine_vllm/serving_capture.py", f"{SECOND}.model_runner"),
     ("packages/engine-vllm/src/spec_engine_vllm/step_batch.py", f"{SECOND}.spec_decode.eagle.eagle3_utils"),
+    # A plugin of vLLM that must be of its version, whether or not a run uses it.
+    ("packages/engine-vllm/src/spec_engine_vllm/versions.py", "vllm-ascend"),
     # Megatron-Core names one type of device where it means any: it is told the right one.
     *((STAND_IN, name) for name in ("cuda", "torch.cuda.")),
 }

