@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
     from spec_core import Backend
 
-BOUNDS = {"float32": 1e-3, "bfloat16": 2e-2}
-"""dtype -> largest relative difference of a loss or a gradient norm from the same run on the CPU in float32."""
+BOUNDS = {"float32": 1e-2, "bfloat16": 3e-2}
+"""dtype -> largest relative difference of a loss or a gradient norm from the same run on the CPU in float32.
+
+A device may multiply float32 numbers with ten bits after the point, as TF32 does.
+"""
 _STEPS, _ROWS, _TOKENS, _VOCABULARY = 3, 12, 64, 512
 
 
