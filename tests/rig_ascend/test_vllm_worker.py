@@ -59,7 +59,7 @@ def run(llm, max_tokens, **extra):
 
 
 class Exports:
-    """What the connector exports, in place of the connection to a run's engine."""
+    """Keeps the states that the connector exports. It replaces the connection to a run's engine."""
 
     schema = FeatureSchema(layers=LAYERS, hidden_size=32, dtype="float32")
 

@@ -1,6 +1,6 @@
-"""What vllm-ascend runs besides the operators of ``npu_operators.py``, in plain torch, without its compiled parts.
+"""Operators that vllm-ascend calls besides those of ``npu_operators.py``, in plain torch.
 
-``install`` is called before vllm_ascend's worker is imported.
+Call ``install`` before vllm-ascend's worker is imported.
 """
 
 import importlib.abc
