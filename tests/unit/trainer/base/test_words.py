@@ -131,7 +131,7 @@ def test_the_switches_are_those_of_the_commands():
     everywhere = {"--quiet", "--verbose"}
     assert {flag for _, flag in flags(bool)} - everywhere == {
         "--json", "--stop-at-eos", "--untrained", "--breakdown", "--by-length", "--card", "--drop-cut",
-        "--whole-target", "--serve-elsewhere",
+        "--whole-target", "--serve-elsewhere", "--thorough",
     }  # fmt: skip
 
 

@@ -23,6 +23,8 @@ _SWITCHES = {
     "--untrained",
     "--breakdown",
     "--by-length",
+    "--card",
+    "--thorough",
     "--drop-cut",
     "--whole-target",
     "--serve-elsewhere",
