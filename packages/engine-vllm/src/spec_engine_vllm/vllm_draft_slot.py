@@ -129,7 +129,7 @@ class VllmDraftSlot(ExchangedSlot):
             setattr(model.get_submodule(parent), name, torch.nn.Identity())
         for path, _ in list(model.named_parameters()):
             parent, _, name = path.rpartition(".")
-            if self._live.get_submodule(parent)._parameters.get(name, ...) is None:
+            if getattr(self._live.get_submodule(parent), name, ...) is None:
                 # vllm-ascend removes draft_id_to_target_id from drafts of the whole vocabulary.
                 setattr(model.get_submodule(parent), name, None)
         return model.eval()

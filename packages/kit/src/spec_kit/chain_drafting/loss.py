@@ -23,7 +23,7 @@ from spec_core.records import StepOutput
 from spec_kit.chain_drafting.kernels import ChainKernels
 from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows
 from spec_kit.drafting import DistilledLoss
-from spec_kit.layers import ROW_LOSSES, reverse_kl, score, teach, with_gradients, with_rounds
+from spec_kit.layers import ROW_LOSSES, Teacher, reverse_kl, score, teach, with_gradients, with_rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +100,11 @@ class _Pairs:
         row_SR = (row_RS * labelled_RS).T.contiguous()
         return cls(rows.teacher_R, rows.token_R, rows.refused_R, labelled_RS, row_SR, flat_RS)
 
-    def refused(self) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return which pair of each position is a refused guess, bool [R, S], and indices of one pair of each."""
-        row_R, step_S = (torch.arange(size, device=self.refused_R.device) for size in self.labelled_RS.shape)
-        place_R = self.refused_R.clamp(min=0, max=len(step_S) - 1)
-        return self.refused_R[:, None] == step_S, (row_R, place_R)
+    def refused(self) -> Tensor:
+        """Return which pairs are refused guesses, bool [R, S]: at most one pair of each position."""
+        return self.refused_R[:, None] == torch.arange(
+            self.labelled_RS.shape[1], device=self.refused_R.device
+        )
 
     def chunks(self, most: int) -> Iterator[_Pairs]:
         """Yield as few chunks as possible, of at most ``most`` positions, and all of about equally many."""
@@ -127,8 +127,6 @@ class _Found(NamedTuple):
 
     value_RS: Tensor
     """The loss."""
-    weight_RS: Tensor
-    """The factor on the loss; 0 if the pair is not trained."""
     overlap_RS: Tensor
     """The probability that a guess drawn from the draft's distribution is accepted."""
     chance_RS: Tensor
@@ -141,6 +139,26 @@ class _Found(NamedTuple):
     """Whether the position is trained."""
 
 
+class _ReverseKl:
+    """KL(q ‖ p) of a chunk's refused guesses, in place of their loss."""
+
+    def __init__(
+        self, chunk: _Pairs, logits_RSV: Tensor, log_sum_RS: Tensor, teacher: Teacher, ops: VocabularyOps
+    ) -> None:
+        self.refused_RS = chunk.refused()
+        row_R = torch.arange(len(chunk.refused_R), device=chunk.refused_R.device)
+        self._pair_R = row_R, chunk.refused_R.clamp(min=0, max=logits_RSV.shape[1] - 1)
+        self.value_R, self._grad_RV = reverse_kl(
+            logits_RSV[self._pair_R], log_sum_RS[self._pair_R], teacher.distribution, ops
+        )
+
+    def replace_gradients_(self, grad_RSV: Tensor, weight_RS: Tensor) -> None:
+        """Write the gradients by the logits, times the weights, in place of those of the refused guesses."""
+        grad_RV = (self._grad_RV * weight_RS[self._pair_R][:, None]).to(grad_RSV.dtype)
+        is_refused_R1 = self.refused_RS[self._pair_R][:, None]
+        grad_RSV[self._pair_R] = torch.where(is_refused_R1, grad_RV, grad_RSV[self._pair_R])
+
+
 class _StepSums:
     """Values of one forward pass over all chunks: losses, metrics, and, if gradients are enabled, gradients.
 
@@ -150,6 +168,7 @@ class _StepSums:
 
     def __init__(self, head: HeadLoss, states: Sequence[Tensor], weight_WS: Tensor) -> None:
         self.head, self.states, self.weight_WS = head, states, weight_WS
+        self.are_judged = len(weight_WS) > 1
         self.found: list[_Found] = []
         self.grad_states_XH = self.grad_head_VH = None
         if torch.is_grad_enabled():
@@ -169,18 +188,13 @@ class _StepSums:
         teacher = teach(ops, kernels, hidden_RH, head.ids_V, head.vocab_mask_V)
         scored = score(logits_RSV, head.ids_V, teacher, ops, kernels)
         value_RS, factors = ROW_LOSSES[head.kind](scored, teacher, ops, kernels)
-        refused_RS, pair_R = chunk.refused()
-        reverse_RV = None
-        if len(self.weight_WS) > 1:
-            reverse_R, reverse_RV = reverse_kl(
-                logits_RSV[pair_R], scored.log_sum_RS[pair_R], teacher.distribution, ops
-            )
-            value_RS = torch.where(refused_RS, reverse_R[:, None], value_RS)
-        weight_RS = torch.where(refused_RS, self.weight_WS[-1], self.weight_WS[0])
-        weight_RS = (chunk.labelled_RS & teacher.trained_R[:, None]) * weight_RS
+        weight_RS, reverse = self.weight_WS[:1], None
+        if self.are_judged:
+            reverse = _ReverseKl(chunk, logits_RSV, scored.log_sum_RS, teacher, ops)
+            value_RS = torch.where(reverse.refused_RS, reverse.value_R[:, None], value_RS)
+            weight_RS = torch.where(reverse.refused_RS, self.weight_WS[1], self.weight_WS[0])
         found = _Found(
             value_RS=value_RS,
-            weight_RS=weight_RS,
             overlap_RS=scored.overlap_RS,
             chance_RS=scored.chance_RS,
             agreed_RS=scored.best_RS == teacher.best_R[:, None],
@@ -190,13 +204,13 @@ class _StepSums:
         self.found.append(found)
         if self.grad_states_XH is None:
             return
+        weight_RS = (chunk.labelled_RS & teacher.trained_R[:, None]) * weight_RS
         a, b, c = (factor * weight_RS for factor in factors)
         grad_RSV = kernels.distill_grad_(
             logits_RSV, scored.log_sum_RS, (a, b, c), teacher.distribution, teacher.in_vocab_mass_R
         )
-        if reverse_RV is not None:
-            reverse_RV = (reverse_RV * weight_RS[pair_R][:, None]).to(grad_RSV.dtype)
-            grad_RSV[pair_R] = torch.where(refused_RS[pair_R][:, None], reverse_RV, grad_RSV[pair_R])
+        if reverse is not None:
+            reverse.replace_gradients_(grad_RSV, weight_RS)
         self._add_gradients(grad_RSV, input_RSH, chunk)
 
     def _add_gradients(self, grad_RSV: Tensor, input_RSH: Tensor, chunk: _Pairs) -> None:
@@ -222,10 +236,10 @@ class _StepSums:
         """
         wide, labelled_RS = self.weight_WS.dtype, pairs.labelled_RS
         none_0S = labelled_RS[:0]
-        zero_0S = none_0S.to(wide)
-        parts = self.found or [_Found(zero_0S, zero_0S, none_0S, none_0S, none_0S, none_0S, none_0S[:, :1])]
+        parts = self.found or [_Found(none_0S.to(wide), none_0S, none_0S, none_0S, none_0S, none_0S[:, :1])]
         found = _Found(*map(torch.cat, zip(*parts, strict=True)))
-        step_loss_S = (found.value_RS * (labelled_RS & found.trained_R1)).sum(0)
+        lost_RS = found.value_RS * (labelled_RS & found.trained_R1)
+        step_loss_S = lost_RS.sum(0)
         labelled_S = labelled_RS.sum(0)
         values = (found.agreed_RS, found.matched_RS, found.chance_RS)
         kept_MRS = torch.stack([(value_RS * labelled_RS).to(wide) for value_RS in values])
@@ -247,7 +261,11 @@ class _StepSums:
             "step_loss": step_loss_S,
         }
         counts = dict.fromkeys(sums, labelled_S) | dict.fromkeys(lengths, labelled_S[0])
-        loss = (found.value_RS * found.weight_RS).sum()
+        loss_WS = step_loss_S[None]
+        if self.are_judged:
+            refused_RS = pairs.refused()
+            loss_WS = torch.stack([(lost_RS * ~refused_RS).sum(0), (lost_RS * refused_RS).sum(0)])
+        loss = (loss_WS * self.weight_WS).sum()
         output = StepOutput(loss=self._with_gradients(loss), sums=sums | lengths, counts=counts)
         if not counts_rounds:
             return output

@@ -8,7 +8,7 @@ import pytest
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core import Backend, plugins
-from spec_core.errors import ConfigError, PluginNotFound
+from spec_core.errors import ConfigError, PluginError, PluginNotFound
 from spec_core.records import Availability
 from spec_trainer.cli.commands import check, own_process
 from spec_trainer.cli.commands.check import check_backend
@@ -46,7 +46,8 @@ def test_cpu_passes():
 
 
 def test_a_strangers_broken_draft_is_named_and_passed_over(tmp_path, monkeypatch):
-    site = write_distribution(tmp_path / "site", "stranger", "[spec_core.drafts]\nodd = odd_draft:Odd\n")
+    points = "[spec_core.drafts]\nodd = odd_draft:Odd\nno-import = no_module:Draft\n"
+    site = write_distribution(tmp_path / "site", "stranger", points)
     (site / "odd_draft.py").write_text(
         "from spec_draft_eagle3.draft import Eagle3Draft\n\nclass Odd(Eagle3Draft):\n    name = 'odd'\n\n"
         "    def kernels(self):\n        raise AttributeError\n"
@@ -55,6 +56,12 @@ def test_a_strangers_broken_draft_is_named_and_passed_over(tmp_path, monkeypatch
     found = check._kernels(CpuBackend(CpuBackend.Config(name="cpu")))
     assert "swiglu_mlp" in found
     assert "draft 'odd' is passed over: " in found
+    assert "draft 'no-import' of stranger" in found
+    assert "train no-import" not in small_runs()
+    with pytest.raises(
+        PluginError, match=r"draft 'odd' does not train on backend 'cpu' either: AttributeError"
+    ):
+        small_runs()["train odd"](CpuBackend(CpuBackend.Config(name="cpu")))
 
 
 def test_a_failing_step_is_reported_and_the_others_still_run(monkeypatch):

@@ -49,6 +49,22 @@ def test_if_they_cannot_be_shorter_or_no_time_is_left_it_ends(begun, longest, wh
     assert not one.training.exists()
 
 
+def test_the_time_begins_when_the_engine_has_answered_once(begun):
+    """Some engines start with their first prompt."""
+    work, one = begun
+    limit, has_begun = TimeLimit(LONG_S, has_begun=False), list[bool]()
+    with engine_of(work) as engine:
+        decode = engine.started().generate_unordered
+
+        def noted(*arguments):
+            has_begun.append(limit.left_s < LONG_S)
+            return decode(*arguments)
+
+        engine.started().generate_unordered = noted
+        answers.answer_round(work, engine, one, (), limit, TimeLimit(LONG_S))
+    assert has_begun == [False, True]
+
+
 def test_a_single_prompt_gets_no_shorter_answer(begun):
     work, one = begun
     write_rows(one.prompts, read_all(one.prompts)[:1])

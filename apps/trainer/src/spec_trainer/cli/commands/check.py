@@ -141,9 +141,9 @@ def _kernels(backend: Backend) -> str:
     """Name the kernels that the installed drafts get, those that they compute in plain torch, and broken drafts."""
     names, broken = set[str](), list[str]()
     for name, draft in plugins.load_each(Draft):
-        if not isinstance(draft, type):
-            continue
         try:
+            if not isinstance(draft, type):
+                raise draft
             with foreign_errors(PluginError, f"draft {name!r} is passed over"):
                 names.update(vars(draft.kernels()()))
         except PluginError as error:

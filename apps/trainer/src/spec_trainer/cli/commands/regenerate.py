@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,8 +130,7 @@ def regenerate_answers(
             log.info("%s holds the answers to %d of %d rows", file.path, len(file.rows), work.num_rows)
         figures = {"generated_tokens": 0}
         if not file.complete and work.num_left(file.rows):
-            started = nullcontext(running()) if running else _started_engine(work, file.rows)
-            figures = _answer_rest(work, file, stop, limit, started)
+            figures = _answer_rest(work, file, stop, limit, running)
         if len(file.rows) < work.num_rows - len(work.left_out):
             counts = {"rows_written": len(file.rows)}
         else:
@@ -202,7 +201,7 @@ def _answer_rest(
     file: AnswerFile,
     stop: StopRequest,
     limit: TimeLimit | None,
-    started_engine: AbstractContextManager[Engine],
+    running: Callable[[], Engine] | None,
 ) -> dict[str, Any]:
     """Answer all rows that the output file lacks, or those that ``limit`` allows; return figures for the document.
 
@@ -212,7 +211,7 @@ def _answer_rest(
     total = num_left = work.num_left(file.rows)
     num_tokens = 0
     progress = StepProgress(total, "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s", "row")
-    with started_engine as engine, progress:
+    with _started_engine(work, file.rows, running) as engine, progress:
         started = time.monotonic()
         if limit is not None:
             limit.begin()
@@ -233,13 +232,16 @@ def _answer_rest(
 
 
 @contextmanager
-def _started_engine(work: Regeneration, answered: Collection[int]) -> Iterator[Engine]:
+def _started_engine(
+    work: Regeneration, answered: Collection[int], running: Callable[[], Engine] | None
+) -> Iterator[Engine]:
     """Yield an engine that has decoded a few tokens, because some engines start only with their first prompt."""
-    options = work.options
-    with (
-        engine_output_kept(options.engine_type),
-        create_engine(options, work.target, reuse_prefixes=True) as engine,
-    ):
+    with ExitStack() as stack:
+        if running is None:
+            stack.enter_context(engine_output_kept(work.options.engine_type))
+            engine = stack.enter_context(create_engine(work.options, work.target, reuse_prefixes=True))
+        else:
+            engine = running()
         with Waiting(f"starting engine {engine.name}"):
             first = itertools.islice(work.rows(answered), _WARM_UP_ROWS)
             warm_up(engine, [row.conversation.prompt for row in first], work.sampling)

@@ -19,10 +19,10 @@ SHARES: Mapping[str, float] = {
 """Stage -> its share of the time, in the order of the stages. Time that a stage leaves goes to the later ones."""
 
 
-STARTS_S: Mapping[str, float] = {PROMPTS: 80.0, TRAINING: 120.0, FIGURES: 180.0}
+STARTS_S: Mapping[str, float] = {PROMPTS: 80.0, ANSWERS: 80.0, TRAINING: 120.0, FIGURES: 180.0}
 """Stage -> seconds of it that the starts of an engine with processes of its own take on an accelerator, the first
 time on a machine. With vLLM 0.26 on an H200 a start took 30 to 100 s, and the first one with a draft, which compiles
-it, two minutes. The engine that collects the prompts, or else answers them, starts once for both."""
+it, two minutes. Prompts and answers have one start; the user's own prompts need none."""
 _MOST_STARTS = 0.7
 """Largest share of the time that is set aside for starts."""
 
