@@ -52,3 +52,11 @@ def test_a_histogram_is_summed_and_ascending():
     metrics = ServerMetrics("\n".join(lines))
     assert metrics.histogram("h") == ((0.025, 1), (0.1, 7), (float("inf"), 9))
     assert metrics.histogram("other") == ()
+
+
+def test_rounds_without_their_accepted_tokens_are_no_acceptance():
+    page = "vllm:spec_decode_num_drafts_total 10\n"
+    assert ServerMetrics(page).acceptance("vllm") is None
+    found = ServerMetrics(f"{page}vllm:spec_decode_num_accepted_tokens_total 12\n").acceptance("vllm")
+    assert found is not None
+    assert found.acceptance_length == 2.2

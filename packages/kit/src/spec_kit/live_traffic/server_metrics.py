@@ -52,8 +52,8 @@ class ServerMetrics:
         ``program``: the prefix of the names, such as ``vllm``. None if the server does not have them.
         """
         name = f"{program}:spec_decode_num_"
-        rounds = self.total(f"{name}drafts_total")
-        if rounds is None:
+        rounds, accepted = self.total(f"{name}drafts_total"), self.total(f"{name}accepted_tokens_total")
+        if rounds is None or accepted is None:
             return None
         by_position = self.by_label(f"{name}accepted_tokens_per_pos_total", "position")
         positions = {
@@ -65,7 +65,7 @@ class ServerMetrics:
         return AcceptanceCounters(
             rounds=rounds,
             drafted=self.total(f"{name}draft_tokens_total") or 0,
-            accepted=self.total(f"{name}accepted_tokens_total") or 0,
+            accepted=accepted,
             accepted_per_position=tuple(positions.get(position, 0) for position in range(length)),
         )
 

@@ -75,14 +75,20 @@ def test_an_answer_in_any_pieces_is_the_same() -> None:
         assert len(answer.times.parts_s) == 2
 
 
-def test_reasoning_of_a_chat_is_text_and_parts_without_any_have_no_time() -> None:
-    deltas = [{"role": "assistant", "content": ""}, {"reasoning_content": "so"}, {"content": "yes"}]
+def test_reasoning_and_calls_of_a_chat_are_text_and_parts_without_any_have_no_time() -> None:
+    function = {"name": "f", "arguments": "{}"}
+    deltas = [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "so", "reasoning": "so"},
+        {"reasoning": "?", "content": "yes"},  # several guesses, verified at once
+        {"tool_calls": [{"id": "drawn", "function": function}, {"function": None}, None]},
+    ]
     parts = [OK, *(event(choices=[{"delta": delta}]) for delta in deltas), USAGE, DONE]
     with answering(parts) as url, OpenAiServer(url, LIMIT_S) as server:
         answer = server.answer(QUESTION, OPTIONS)
-    assert answer.text == "soyes"
+    assert answer.text == "so?yesf{}"
     assert answer.times is not None
-    assert len(answer.times.parts_s) == 2
+    assert len(answer.times.parts_s) == 3
 
 
 @pytest.mark.parametrize(

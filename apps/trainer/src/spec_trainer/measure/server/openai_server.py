@@ -172,17 +172,24 @@ def _events(stream: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _text(part: Mapping[str, Any]) -> str:
-    """Return the text in one event of a streamed completion or chat; reasoning counts as text."""
+    """Return the text in one event of a streamed completion or chat; reasoning and calls of tools count as text.
+
+    An event may hold several of these, if a server has verified several guesses at once.
+    """
     choices = part.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
         return ""
+    found: list[object] = [choice.get("text")]
     delta = choice.get("delta")
-    places = [(choice, "text")]
-    if isinstance(delta, dict):
-        places = [(delta, name) for name in ("reasoning_content", "reasoning", "content")]
-    found = [place.get(name) for place, name in places]
-    return next((text for text in found if isinstance(text, str) and text), "")
+    if isinstance(delta, dict):  # vLLM gives reasoning both names, with the same text
+        found += [delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")]
+        calls = delta.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict):
+                found += [function.get("name"), function.get("arguments")]
+    return "".join(text for text in found if isinstance(text, str))
 
 
 def _num_tokens(part: Mapping[str, Any], before: int | None) -> int | None:
