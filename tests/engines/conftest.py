@@ -17,13 +17,15 @@ from spec_core import EngineContext
 from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_vllm.config import VllmConfig
+from spec_engine_vllm.engine import VllmEngine
+from spec_kit.hosting import SubprocessEngine
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.app import run
 
 from ..distributions import write_distribution
 from ..made_once import made_once
 from .forked_starts import forked_starts
-from .sharing import Pool, SharingEngine
+from .sharing import Pool, sharing
 
 MAX_LENGTH = 200
 BATCH_TOKENS = 64
@@ -229,6 +231,25 @@ def vllm_environment(draft_notes: Path) -> Iterator[None]:
             yield
 
 
+@pytest.fixture(scope="session")
+def sglang_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Return the environment of every SGLang that the tests start: with the stand-in for its kernels, and the rig."""
+    folder = tmp_path_factory.mktemp("packages")
+    write_distribution(folder, "torchvision", version="0.28.0")  # transformers asks for its version
+    points = "[sglang.srt.plugins]\nspec_rig = spec_sglang_rig:install\n"
+    write_distribution(folder, "spec-sglang-rig", points)
+    here = Path(__file__).parent
+    rigs = [here.parent / "rigs" / "fake_sgl_kernel", here / "rig_start", here / "sglang_rig", folder]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, rigs)), prepend=os.pathsep)
+        patch.setenv("SPEC_TEST_FORKS", "1")
+        patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+        patch.setenv("TORCH_COMPILE_DISABLE", "1")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with forked_starts():
+            yield
+
+
 @pytest.fixture(scope="module")
 def spawning(vllm_environment: None) -> Iterator[None]:
     """Have vLLM start its processes as it does without the rig: each imports vLLM anew."""
@@ -246,13 +267,12 @@ def pool(vllm_environment: None) -> Iterator[Pool]:
 @pytest.fixture
 def sharing_engine(
     pool: Pool, config: VllmConfig, vllm_context: EngineContext
-) -> Iterator[Callable[..., SharingEngine]]:
+) -> Iterator[Callable[..., SubprocessEngine]]:
     """``sharing_engine(target folder, context)``: an engine whose vLLM is there if another test has used it."""
-    engines: list[SharingEngine] = []
+    engines: list[SubprocessEngine] = []
 
-    def make(folder: Path, context: EngineContext = vllm_context) -> SharingEngine:
-        engine = SharingEngine.create(config, read_target(folder), context)
-        engine.pool = pool
+    def make(folder: Path, context: EngineContext = vllm_context) -> SubprocessEngine:
+        engine = sharing(VllmEngine, pool).create(config, read_target(folder), context)
         engines.append(engine)
         return engine
 

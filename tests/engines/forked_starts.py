@@ -1,4 +1,4 @@
-"""Forks the processes of vLLM's frontend from one that has imported vLLM: each anew takes 12 CPU seconds.
+"""Forks the frontends of vLLM and SGLang from processes that have imported them: each anew takes 6 to 12 CPU seconds.
 
 The forked process is this process's child, as one that it had started: it becomes an orphan at once, and for this
 moment this process adopts orphans.
@@ -22,11 +22,16 @@ from typing import IO
 
 from spec_engine_vllm.arguments import DEFAULT_ENVIRONMENT
 
-PROGRAM = "spec_engine_vllm.subprocess_main"
-_NEEDED = (
-    "spec_engine_vllm.vllm_ranks", "spec_engine_vllm.image_prompts", "vllm.v1.engine.async_llm",
-    "vllm.v1.engine.core", "vllm.v1.executor.uniproc_executor", "vllm.v1.worker.cpu_worker",
-)  # fmt: skip
+_NEEDED = {
+    "spec_engine_vllm.subprocess_main": (
+        "spec_engine_vllm.vllm_ranks", "spec_engine_vllm.image_prompts", "vllm.v1.engine.async_llm",
+        "vllm.v1.engine.core", "vllm.v1.executor.uniproc_executor", "vllm.v1.worker.cpu_worker",
+    ),
+    "spec_engine_sglang.subprocess_main": (
+        "spec_engine_sglang.sglang_ranks", "sglang.srt.entrypoints.engine", "sglang.srt.models.registry",
+    ),
+}  # fmt: skip
+"""The modules that a program imports."""
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _LONGEST = 1 << 20
 """Most bytes of a request: an environment."""
@@ -35,36 +40,37 @@ _LONGEST = 1 << 20
 class Forked(subprocess.Popen[bytes]):
     """A handle of a process that another one has forked; its output is piped to ``stdout``."""
 
-    def __init__(self, pid: int, stdout: IO[bytes]) -> None:
+    def __init__(self, program: str, pid: int, stdout: IO[bytes]) -> None:
         # What Popen's other methods read.
-        self.args, self.pid, self.returncode = [PROGRAM], pid, None
+        self.args, self.pid, self.returncode = [program], pid, None
         self.stdin, self.stdout, self.stderr = None, stdout, None
         self._child_created, self._waitpid_lock = True, threading.Lock()
         self._input, self._communication_started = None, False
 
 
 class ForkServer:
-    """A process that has imported vLLM, has no thread and forks when it is asked."""
+    """A process that has imported what ``program`` needs, has no thread and forks when it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str) -> None:
+        self._program = program
         self._asking, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(theirs.fileno())],
+                [sys.executable, "-P", __file__, program, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=DEFAULT_ENVIRONMENT | os.environ,
             )
 
     def start(self, end: socket.socket, env: Mapping[str, str]) -> Forked:
-        """Start vLLM's frontend; ``end`` is its end of its control channel."""
+        """Start the program; ``end`` is its end of its control channel."""
         wanted = {"env": dict(env), "parent": os.getpid()}
         reading, writing = os.pipe()
         with self._lock, _adopting(), os.fdopen(writing, "wb") as output:
             socket.send_fds(self._asking, [json.dumps(wanted).encode()], [end.fileno(), output.fileno()])
             answer = self._asking.recv(16)
         assert answer, "the process that forks has ended"
-        return Forked(int(answer), os.fdopen(reading, "rb"))
+        return Forked(self._program, int(answer), os.fdopen(reading, "rb"))
 
     def close(self) -> None:
         self._asking.close()
@@ -90,21 +96,23 @@ def forked_starts() -> Iterator[None]:
     spawning = importlib.import_module("spec_processes.spawn")
     plain = spawning.spawn_on
     with contextlib.ExitStack() as closing:
-        fork_server = functools.cache(lambda: closing.enter_context(contextlib.closing(ForkServer())))
+        fork_server = functools.cache(
+            lambda program: closing.enter_context(contextlib.closing(ForkServer(program)))
+        )
 
         def spawn_on(end, words, env, output):
-            if list(words) != [PROGRAM] or "SPEC_TEST_FORKS" not in env:
+            if words[0] not in _NEEDED or "SPEC_TEST_FORKS" not in env:
                 return plain(end, words, env, output)
             assert output == subprocess.PIPE
-            return fork_server().start(end, env)
+            return fork_server(words[0]).start(end, env)
 
         spawning.spawn_on = spawn_on
         closing.callback(setattr, spawning, "spawn_on", plain)
         yield
 
 
-def main(asked: socket.socket) -> None:
-    for name in _NEEDED:
+def main(program: str, asked: socket.socket) -> None:
+    for name in _NEEDED[program]:
         importlib.import_module(name)
     gc.freeze()
     while True:
@@ -113,13 +121,13 @@ def main(asked: socket.socket) -> None:
             return
         between = os.fork()
         if between == 0:
-            _fork_again(asked, json.loads(request), descriptors)
+            _fork_again(program, asked, json.loads(request), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         os.waitpid(between, 0)
 
 
-def _fork_again(asked: socket.socket, wanted: dict, descriptors: list[int]) -> None:
+def _fork_again(program: str, asked: socket.socket, wanted: dict, descriptors: list[int]) -> None:
     """End this process, and so make its child the asking process's."""
     between = os.getpid()
     if os.fork() > 0:
@@ -129,10 +137,10 @@ def _fork_again(asked: socket.socket, wanted: dict, descriptors: list[int]) -> N
     os.setsid()
     with asked:
         asked.send(str(os.getpid()).encode())
-    _run(wanted, *descriptors)
+    _run(program, wanted, *descriptors)
 
 
-def _run(wanted: dict, end: int, output: int) -> None:
+def _run(program: str, wanted: dict, end: int, output: int) -> None:
     """Run the program as ``python -m`` does; the end of its channel has another number here."""
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -141,10 +149,10 @@ def _run(wanted: dict, end: int, output: int) -> None:
     os.close(output)
     os.environ.clear()
     os.environ.update(wanted["env"])
-    sys.argv = [PROGRAM, str(end), str(wanted["parent"])]
-    runpy.run_module(PROGRAM, run_name="__main__", alter_sys=True)
+    sys.argv = [program, str(end), str(wanted["parent"])]
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
     sys.exit()
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    main(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))

@@ -4,10 +4,7 @@ Everything of SGLang runs but its kernel library, whose packages are CUDA builds
 stands in for it, and for two packages that SGLang imports for nothing that runs here.
 """
 
-import os
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import pytest
 
@@ -16,14 +13,10 @@ from spec_core import EngineContext, TargetSpec
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 
-from ..distributions import write_distribution
-
-RIG = Path(__file__).parents[1] / "rigs" / "fake_sgl_kernel"
-START = Path(__file__).parent / "rig_start"
 STANDS_IN_FOR = "0.5.23"
 ARGS = {
     "device": "cpu", "prefill_attention_backend": "intel_amx", "decode_attention_backend": "intel_amx",
-    "sampling_backend": "pytorch", "disable_cuda_graph": True, "disable_radix_cache": True,
+    "sampling_backend": "pytorch", "disable_cuda_graph": True, "disable_radix_cache": True, "sleep_on_idle": True,
     "max_total_tokens": 8192, "max_running_requests": 16, "mem_fraction_static": 0.3,
 }  # fmt: skip
 
@@ -37,19 +30,6 @@ def _reason() -> str:
 
 
 needs_sglang = [pytest.mark.engine, pytest.mark.skipif(bool(_reason()), reason=_reason())]
-
-
-@pytest.fixture(scope="module")
-def sglang_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Return the environment of every SGLang that the tests start."""
-    folder = tmp_path_factory.mktemp("packages")
-    write_distribution(folder, "torchvision", version="0.28.0")  # transformers asks for its version
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, [RIG, START, folder])), prepend=os.pathsep)
-        patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
-        patch.setenv("TORCH_COMPILE_DISABLE", "1")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 def new_sglang(target: TargetSpec, batch_tokens: int = 64, **args: object) -> SglangEngine:

@@ -1,4 +1,4 @@
-"""Engines that share vLLM processes: a start takes 15 to 60 s, and most tests only need one that is there."""
+"""Engines that share processes of vLLM or SGLang: a start takes seconds, and most tests only need one."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,21 +7,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
-from spec_core import EngineContext, TargetSpec
 from spec_core.records import AcceptanceCounters
-from spec_engine_vllm.config import VllmConfig
-from spec_engine_vllm.engine import VllmEngine
-from spec_engine_vllm.process import VllmProcess
-from spec_kit.hosting import Mode, SpeculativeMode
+from spec_kit.hosting import EngineSubprocess, Mode, SpeculativeMode, SubprocessEngine
 
 MOST_IDLE = 3
-"""vLLMs that no engine uses and that stay: each takes more than a GiB, and three workers run tests."""
+"""Programs that no engine uses and that stay: each takes more than a GiB, and three workers run tests."""
 
 
 class Lease:
-    """A running vLLM for one engine: counts from where it was taken over, and runs on when it is closed."""
+    """A running program for one engine: counts from where it was taken over, and runs on when it is closed."""
 
-    def __init__(self, running: VllmProcess, give_back: Callable[[], None]) -> None:
+    def __init__(self, running: EngineSubprocess, give_back: Callable[[], None]) -> None:
         self._running = running
         self._closing = ExitStack()
         self._closing.callback(give_back)
@@ -42,26 +38,25 @@ class Lease:
 
 @dataclass
 class Pool:
-    """One vLLM for each target and mode. A thread of its own starts them: each ends with the thread that did."""
+    """One program for each target and mode. A thread of its own starts them: each ends with the thread that did."""
 
-    running: dict[object, VllmProcess] = field(default_factory=dict)
+    running: dict[object, EngineSubprocess] = field(default_factory=dict)
     """Least recently used first."""
     leased: Counter[object] = field(default_factory=Counter)
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
-    def lease(self, config: VllmConfig, target: TargetSpec, context: EngineContext, mode: Mode) -> Lease:
-        key = (target.folder, config.model_dump_json(), mode)
+    def lease(self, key: object, start: Callable[[], EngineSubprocess]) -> Lease:
         process = self.running.pop(key, None)
         if process is None:
             self.end_idle(MOST_IDLE - 1)
-            process = self.thread.submit(VllmProcess, config, target, context, mode).result()
+            process = self.thread.submit(start).result()
             process.wait_ready()
         self.running[key] = process
         self.leased[key] += 1
         return Lease(process, lambda: self.leased.subtract([key]))
 
     def end_idle(self, most: int) -> None:
-        """End vLLMs that no engine uses, until ``most`` are left."""
+        """End programs that no engine uses, until ``most`` are left."""
         idle = [key for key in self.running if self.leased[key] <= 0]
         for key in idle[: max(0, len(idle) - most)]:
             self.running.pop(key).close()
@@ -71,14 +66,16 @@ class Pool:
 
     def __exit__(self, *exc: object) -> None:
         with ThreadPoolExecutor() as threads:
-            list(threads.map(VllmProcess.close, self.running.values()))
+            list(threads.map(EngineSubprocess.close, self.running.values()))
         self.thread.shutdown()
 
 
-class SharingEngine(VllmEngine):
-    """VllmEngine but for where its vLLM comes from."""
+def sharing(engine: type[SubprocessEngine], pool: Pool) -> type[SubprocessEngine]:
+    """Return the engine but for where its program comes from."""
 
-    pool: Pool
+    class Sharing(engine):
+        def start_program(self, mode: Mode):
+            key = (self.target.folder, self.config.model_dump_json(), mode)
+            return pool.lease(key, lambda: engine.start_program(self, mode))
 
-    def start_program(self, mode: Mode):
-        return self.pool.lease(self.config, self.target, self.context, mode)
+    return Sharing

@@ -15,8 +15,6 @@ from spec_kit.drafting import recognise
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.commands.evaluate import export_untrained
 
-from .sglang_here import sglang_environment  # noqa: F401 (a fixture)
-
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("states")]
 
 VLLM = """

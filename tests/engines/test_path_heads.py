@@ -13,8 +13,6 @@ from spec_engine_vllm.engine import VllmEngine
 from spec_kit.targets import read_target, read_target_tensors
 from spec_trainer.cli.commands.evaluate import export_untrained
 
-from .sglang_here import sglang_environment  # noqa: F401 (a fixture)
-
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("states")]
 
 LOAD = """

@@ -32,7 +32,7 @@ from ..transformers_target import Transformer
 from ..unit.draft_folders import edit_fields
 from .conftest import BATCH_TOKENS, NUM_DRAFT_TOKENS
 from .replay import assert_depths_of_a_replay
-from .sglang_here import ARGS, needs_sglang, new_sglang, sglang_environment  # noqa: F401 (a fixture)
+from .sglang_here import ARGS, needs_sglang, new_sglang
 from .weights_of_engines import assert_other_weights_are_noticed
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def test_latencies_of_loads_are_those_that_a_client_measures(llama, trained_draf
 
 
 @pytest.fixture(scope="module")
-def engine(llama: Path, sglang_environment: None) -> Iterator[SglangEngine]:  # noqa: F811
+def engine(llama: Path, sglang_environment: None) -> Iterator[SglangEngine]:
     with new_sglang(read_target(llama)) as engine:
         yield engine
 

@@ -24,7 +24,7 @@ from spec_trainer.cli.app import run
 from .own_server import follows_its_own_server
 from .page_server import PageServer, shell_block
 from .served_states import answers_of, captured
-from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
+from .sglang_here import ARGS, needs_sglang
 
 pytestmark = [
     *needs_sglang,
@@ -57,7 +57,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(sglang_environment, repeating, untrained, folder) -> Iterator[PageServer]:  # noqa: F811
+def server(sglang_environment, repeating, untrained, folder) -> Iterator[PageServer]:
     """The server of the page, with what a CPU needs."""
     here = {**ARGS, "dtype": "float32", "served-model-name": "served"}
     (folder / "server").mkdir()
@@ -238,7 +238,10 @@ def test_a_draft_follows_the_traffic_of_a_server(
 
 
 @pytest.mark.slow
-def test_it_starts_an_sglang_with_the_fresh_draft_and_ends_it(repeating, random_rows, tmp_path) -> None:
+def test_it_starts_an_sglang_with_the_fresh_draft_and_ends_it(
+    repeating, random_rows, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.delenv("SPEC_TEST_FORKS")  # it starts its processes as a user's does
     flags = {"dtype": "float32", **ARGS}
     arguments = [
         f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")

@@ -1,12 +1,12 @@
 """SGLang captures targets that see, against Transformers driven by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from spec_core import Engine, EngineContext
-from spec_core.records import FeatureSchema
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 from spec_kit.targets.target_reader import read_target
@@ -14,7 +14,8 @@ from spec_testing import EngineImagesSuite, SampleWithImages
 
 from ..made_once import made_once
 from ..seeing_targets import SEEING, picture, samples_with_images, save_seeing_target
-from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
+from .sglang_here import ARGS, needs_sglang
+from .sharing import Pool, sharing
 
 pytestmark = [
     *needs_sglang,
@@ -34,7 +35,7 @@ KINDS = [
     for kind in SEEING
     if f"{kind}_text" in TYPES
 ]
-"""Each starts SGLang three times, so each change has Qwen3-VL alone."""
+"""Each has an SGLang of its own, so each change has Qwen3-VL alone."""
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -45,24 +46,20 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
 
 
+@pytest.fixture(scope="module")
+def pool(sglang_environment) -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
 class TestSglangEngineSees(EngineImagesSuite):
     placement = "colocated"
 
     @pytest.fixture
-    def new_engine(self, seeing: Path) -> Callable[[EngineContext], Engine]:
-        """Return a function that creates the engine and starts SGLang, which may take minutes on a busy machine."""
-        target = read_target(seeing)
+    def new_engine(self, seeing: Path, pool: Pool) -> Callable[[EngineContext], Engine]:
         args = ARGS | {"mm_attention_backend": "sdpa"}
         config = SglangConfig(name="sglang", dtype="float32", batch_tokens=128, args=args)
-        layers = tuple(range(target.num_layers + 1))
-        schema = FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype="float32")
-
-        def make(context: EngineContext) -> Engine:
-            engine = SglangEngine.create(config, target, context)
-            engine.start(schema)
-            return engine
-
-        return make
+        return partial(sharing(SglangEngine, pool).create, config, read_target(seeing))
 
     @pytest.fixture
     def samples(self, seeing: Path) -> list[SampleWithImages]:

@@ -6,7 +6,7 @@ import pytest
 
 from ..integration import launching
 from ..integration.launching import Lab
-from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
+from .sglang_here import ARGS, needs_sglang
 from .test_vllm_runs import STEPS, assert_runs_as_the_reference
 
 pytestmark = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,12 +22,11 @@ from spec_kit.drafting import write_draft
 from spec_kit.hosting import image_fields
 from spec_kit.targets import read_target, read_target_tensors
 
-from ..distributions import write_distribution
 from ..made_once import made_once
 from ..seeing_targets import EXPERTS, picture, reference_states, request_of, save_seeing_target
 from .conftest import NUM_DRAFT_TOKENS
 from .replay import Replay
-from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
+from .sglang_here import ARGS, needs_sglang
 from .test_sglang_images import PATCH, SIZES
 
 if TYPE_CHECKING:
@@ -47,17 +45,12 @@ LIMIT_S = 300.0
 
 
 @pytest.fixture(scope="module")
-def notes(sglang_environment, tmp_path_factory) -> Iterator[Path]:  # noqa: F811
+def notes(sglang_environment, tmp_path_factory) -> Iterator[Path]:
     """The file in which the rig notes the guesses of SGLang's draft."""
-    folder = tmp_path_factory.mktemp("rig")
-    write_distribution(
-        folder, "spec-sglang-rig", "[sglang.srt.plugins]\nspec_rig = spec_sglang_rig:install\n"
-    )
-    rig = Path(__file__).parent / "sglang_rig"
+    notes = tmp_path_factory.mktemp("rig") / "drafts.jsonl"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, [rig, folder])), prepend=os.pathsep)
-        patch.setenv("SPEC_TEST_DRAFTS", str(folder / "drafts.jsonl"))
-        yield folder / "drafts.jsonl"
+        patch.setenv("SPEC_TEST_DRAFTS", str(notes))
+        yield notes
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -12,7 +12,7 @@ from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
 from .page_server import PageServer, shell_block
 from .served_states import NUM_TOKENS, answered, assert_states_of_live_requests, follow_by_kept_states
-from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
+from .sglang_here import ARGS, needs_sglang
 
 pytestmark = [
     *needs_sglang,
@@ -30,7 +30,7 @@ SETTING = {"share": 1.0, "states_bytes": 64 << 20}
 
 
 @pytest.fixture
-def start_server(sglang_environment, tmp_path, monkeypatch) -> Iterator[Callable[..., PageServer]]:  # noqa: F811
+def start_server(sglang_environment, tmp_path, monkeypatch) -> Iterator[Callable[..., PageServer]]:
     """Starts the page's command with a prefix cache, prompts in chunks, and a retraction in every 20 passes."""
     servers: list[PageServer] = []
     here = {

@@ -78,12 +78,13 @@ class TestVllmEngineSees(EngineImagesSuite):
             seeing, [[], pictures[0][:1], pictures[1][:1], pictures[0], pictures[1], pictures[0]]
         )
 
-    def test_tokens_that_vllm_would_not_run_are_refused(self, engine: Engine, seeing: Path) -> None:
+    def test_tokens_that_vllm_would_not_run_are_refused(
+        self, engine: Engine, schema: FeatureSchema, seeing: Path
+    ) -> None:
         """A row that is a token short of its image is an error; no features of other tokens are sent."""
         request = request_of(seeing, [picture((24, 24))])
         ids = list(request.input_ids)
         ids.remove(engine.target.image_token_id)
-        schema = FeatureSchema(layers=(0,), hidden_size=engine.target.hidden_size, dtype="float32")
         refused = engine.capture([replace(request, input_ids=tuple(ids))], schema)
         with pytest.raises(EngineError, match=r"vLLM ran \d+ tokens for a sample with images, expected \d+"):
             refused.result(LIMIT_S)

@@ -78,8 +78,15 @@ class EngineImagesSuite(ConformanceSuite):
         with new_engine(EngineContext(backend=backend, placement=self.placement, transport=own)) as engine:
             yield engine
 
+    @pytest.fixture
+    def schema(self, engine: Engine) -> FeatureSchema:
+        """Return the states of the target's layers and of its final norm."""
+        target = engine.target
+        layers = tuple(range(target.num_layers + 1))
+        return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype="float32")
+
     def test_e15_states_are_those_of_the_target_that_sees(
-        self, engine: Engine, samples: Sequence[SampleWithImages]
+        self, engine: Engine, schema: FeatureSchema, samples: Sequence[SampleWithImages]
     ) -> None:
         """E15: the states equal the target's, also for samples with equal tokens and different images."""
         assert engine.abilities.images
@@ -90,10 +97,6 @@ class EngineImagesSuite(ConformanceSuite):
         assert () in set().union(*shown.values()), "one sample must have no image"
         assert max(map(len, shown.values())) > 1, "two samples must differ in nothing but their images"
 
-        target = engine.target
-        schema = FeatureSchema(
-            layers=tuple(range(target.num_layers + 1)), hidden_size=target.hidden_size, dtype="float32"
-        )
         transport = engine.context.transport or reference_backend().transport(self.placement)
         with transport.listen(schema, _WINDOW_BYTES) as receiver:
             requests = [_request(index, sample, receiver.address) for index, sample in enumerate(samples)]
@@ -109,7 +112,7 @@ class EngineImagesSuite(ConformanceSuite):
                 receiver.release(got)
 
     def test_e15_changed_image_ends_in_the_future(
-        self, engine: Engine, samples: Sequence[SampleWithImages], tmp_path: Path
+        self, engine: Engine, schema: FeatureSchema, samples: Sequence[SampleWithImages], tmp_path: Path
     ) -> None:
         """E15: an image file that has changed since the request raises DataError; the engine still serves."""
         sample = next(sample for sample in samples if sample.images)
@@ -117,7 +120,6 @@ class EngineImagesSuite(ConformanceSuite):
         for file, image in zip(files, sample.images, strict=True):
             file.write_bytes(image)
         images = tuple(ImageSource.of_file(str(file)) for file in files)
-        schema = FeatureSchema(layers=(0,), hidden_size=engine.target.hidden_size, dtype="float32")
         request = CaptureRequest(request_id=0, input_ids=sample.input_ids, images=images, destinations=())
         engine.capture([request], schema).result(_LIMIT_S)
         files[0].write_bytes(sample.images[0] + b"\0")
