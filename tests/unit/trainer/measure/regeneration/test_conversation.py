@@ -116,11 +116,12 @@ def test_training_reads_exactly_these_tokens(target, tmp_path):
 
 def test_the_text_alone_trains_on_the_same_words(target, tmp_path):
     folder = target(CHATML)
-    talk = Talk(folder, {"messages": [user("a"), assistant("b"), user("c")]})
+    talk = Talk(folder, {"system": "be brief", "messages": [user("a"), assistant("b"), user("c")]})
     talk.say("yes"), talk.say("no")
     row = talk.written()
+    text = {key: value for key, value in row.items() if key not in ("input_ids", "loss_mask")}
     file = tmp_path / "answers.jsonl"
-    file.write_text(json.dumps({"messages": row["messages"]}) + "\n")
+    file.write_text(json.dumps(text) + "\n")
     (sample,) = load_dataset(DataConfig(path=str(file), eval_samples=0), folder, VOCAB).train
     assert talk.encoder.decode(sample.input_ids) == talk.encoder.decode(row["input_ids"]) + "\n"
     assert sample.loss_mask.tolist()[:-1] == [bool(wanted) for wanted in row["loss_mask"]]

@@ -30,14 +30,12 @@ from spec_trainer.configuration.chat import meta_of_answers
 
 FORMAT = "spec-trainer answers 1"
 
-_ROW = re.compile(rb'"row": (\d+)}\n')
-"""The end of an answer's line: the index of its row in the data."""
-_LONGEST_END = 40
+_ROW = re.compile(rb'(?P<cut>"finish_reason": "length", )?"row": (?P<row>\d+)}\n')
+"""The end of an answer's line: whether it was cut, and the index of its row. Earlier keys are the data's."""
+_LONGEST_END = 70
 """Largest length of such an end."""
 _SYNC_EVERY_S = 5.0
 """Seconds from one fsync to the next; a failure of the machine loses at most the answers of this time."""
-_CUT = b'"finish_reason": "length"'
-"""Text in the line of a cut answer. It occurs nowhere else, because quotes within a JSON string are escaped."""
 
 
 class AnswerFile(Resource):
@@ -114,7 +112,7 @@ class AnswerFile(Resource):
                 raise ArtifactError(
                     f"output {self.path}: line {number} is no answer; remove it, or choose another file"
                 )
-            yield int(found[1]), place, _CUT in line
+            yield int(found["row"]), place, found["cut"] is not None
             place += len(line)
 
     def _write_meta(self, result: Mapping[str, int]) -> None:

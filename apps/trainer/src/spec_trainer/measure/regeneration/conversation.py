@@ -22,7 +22,7 @@ from spec_trainer.data.rows import Chat, Text, Tokens, parse_row
 from spec_trainer.data.tokens import Encoder, Opening, prompt_of
 
 _ASKING = ("user", "tool", "function")
-_ROW_KEYS = ("messages", "conversations", "text", "input_ids", "loss_mask")
+_ROW_KEYS = ("system", "messages", "conversations", "text", "input_ids", "loss_mask")
 
 
 class Conversation(ABC):
