@@ -1,4 +1,7 @@
-"""The traffic of a vLLM changes from one domain of text to another, prose and code say, and a draft follows it."""
+"""The traffic of a vLLM changes from one domain of text to another, prose and code say, and a draft follows it.
+
+Each change has the same with a server of engine hf: ``tests/integration/test_follow.py``.
+"""
 
 import json
 import time
@@ -24,7 +27,7 @@ from .test_vllm_follow import ask
 from .test_vllm_updates import Server
 from .vllm_here import needs_vllm
 
-pytestmark = [*needs_vllm, pytest.mark.xdist_group("domains"), pytest.mark.timeout(3600)]
+pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.xdist_group("domains"), pytest.mark.timeout(3600)]
 
 NUM_CLIENTS = 8
 NUM_TOKENS = 20
@@ -101,9 +104,7 @@ def server(vllm_environment, lab, tmp_path, vllm_context, monkeypatch) -> Iterat
         server.close()
 
 
-@pytest.mark.parametrize(
-    ("texts", "num_new"), [("successors", 4), pytest.param("prose and code", 20, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("texts", "num_new"), [("successors", 4), ("prose and code", 20)])
 def test_a_draft_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest(
     lab, server, tmp_path, num_new
 ) -> None:
