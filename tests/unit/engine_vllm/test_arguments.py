@@ -23,7 +23,7 @@ class GraphBackend(CpuBackend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        return Capabilities(graph_capture=True, memory_limit=True)
+        return Capabilities(graph_capture=True, memory_limit=True, device_bytes=50)
 
 
 @pytest.fixture
@@ -124,7 +124,10 @@ def test_memory_and_graphs_follow_the_hardware(target) -> None:
     assert (limited["gpu_memory_utilization"], limited["enforce_eager"]) == (0.4, False)
     assert "kv_cache_memory_bytes" not in limited
     assert "gpu_memory_utilization" not in arguments(context(GraphBackend))
-    assert arguments(context(GraphBackend), kv_cache_bytes=5)["kv_cache_memory_bytes"] == 5
+    named = arguments(context(GraphBackend), kv_cache_bytes=5)
+    assert (named["kv_cache_memory_bytes"], named["gpu_memory_utilization"]) == (5, 0.1)
+    both = arguments(context(GraphBackend, memory_fraction=0.4), kv_cache_bytes=5)
+    assert (both["kv_cache_memory_bytes"], both["gpu_memory_utilization"]) == (5, 0.4)
     assert arguments(context(GraphBackend), enforce_eager=True)["enforce_eager"] is True
 
 

@@ -78,6 +78,9 @@ def engine_arguments(config: VllmConfig, target: TargetSpec, context: EngineCont
     kv_bytes = config.kv_cache_bytes or (None if capabilities.memory_limit else _KV_BYTES)
     if kv_bytes is not None:
         arguments["kv_cache_memory_bytes"] = kv_bytes
+        if context.memory_fraction is None and capabilities.device_bytes is not None:
+            # Then vLLM uses this fraction only to refuse a start with less free memory, and the default is 0.92.
+            arguments["gpu_memory_utilization"] = min(1.0, kv_bytes / capabilities.device_bytes)
     if target.image_token_id is not None:
         arguments |= _IMAGES
     return arguments | _of_mode(config, mode) | config.args

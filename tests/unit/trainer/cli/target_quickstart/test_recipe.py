@@ -57,6 +57,13 @@ def test_a_pass_over_the_data_has_several_steps(num_tokens, is_cpu, batch):
     assert recipe.batch_tokens(num_tokens, 600, is_cpu) == batch
 
 
+@pytest.mark.parametrize(
+    ("budget_s", "machine", "number"), [(60, CPU, 4), (1200, CPU, 20), (600, GPU, 60), (7200, GPU, 96)]
+)
+def test_more_prompts_are_held_out_where_an_answer_takes_less_time(budget_s, machine, number):
+    assert recipe.held_out_prompts(budget_s, machine) == number
+
+
 def test_an_answer_is_as_long_as_the_time_allows():
     assert recipe.answer_tokens(600, 0.1, 99, most=256) == 256
     assert recipe.answer_tokens(60, 0.1, 99, most=256) < recipe.answer_tokens(60, 0.1, 9, most=256) < 256

@@ -68,7 +68,7 @@ def _answer(work: Work, engine: AnsweringEngine, one: Round, limit: TimeLimit) -
         engine=work.engine,
         backend=work.machine.backend,
         max_new_tokens=read_document(one.answer_settings)["max_new_tokens"],
-        seed=work.request.seed,
+        seed=work.request.seed if work.machine.is_cpu else None,  # vLLM on a GPU draws seeded rows one by one
         on_bad_row="skip",
     )
     regenerate_answers(request, work.engine_words, limit, engine.started)

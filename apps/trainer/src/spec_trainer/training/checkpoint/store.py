@@ -144,7 +144,9 @@ class CheckpointStore:
                 scratch.rename(folder)
                 _sync_folder(self._root)
             self._rotate(meta.step)
-        dist.barrier(self._group)
+        dist.all_gather_object(
+            digests, {}, group=self._group
+        )  # dist.barrier would warn that it guesses the device
         self.newest = folder
         return folder
 
