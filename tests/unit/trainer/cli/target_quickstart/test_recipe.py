@@ -61,7 +61,7 @@ def test_a_pass_over_the_data_has_several_steps(num_tokens, is_cpu, batch):
     ("budget_s", "machine", "number"), [(60, CPU, 4), (1200, CPU, 20), (600, GPU, 60), (7200, GPU, 96)]
 )
 def test_more_prompts_are_held_out_where_an_answer_takes_less_time(budget_s, machine, number):
-    assert recipe.held_out_prompts(budget_s, machine) == number
+    assert recipe.prompts_held_out(budget_s, machine) == number
 
 
 def test_an_answer_is_as_long_as_the_time_allows():

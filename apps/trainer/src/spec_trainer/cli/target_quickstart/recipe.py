@@ -174,7 +174,7 @@ def answers_per_s(machine: Machine) -> int:
     return 1 if machine.is_cpu else 32
 
 
-def held_out_prompts(budget_s: float, machine: Machine) -> int:
+def prompts_held_out(budget_s: float, machine: Machine) -> int:
     """Return the number of prompts on which the draft is measured, one answer at a time among others."""
     seconds, most = (60, 32) if machine.is_cpu else (10, 96)
     return min(max(int(budget_s / seconds), 4), most)

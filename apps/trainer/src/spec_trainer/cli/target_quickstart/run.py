@@ -35,7 +35,7 @@ from spec_trainer.cli.target_quickstart.folder import (
 )
 from spec_trainer.cli.target_quickstart.outcome import outcome
 from spec_trainer.cli.target_quickstart.prompts import rows_of_data, sample_questions, words_of
-from spec_trainer.cli.target_quickstart.recipe import answers_per_s, held_out_prompts
+from spec_trainer.cli.target_quickstart.recipe import answers_per_s, prompts_held_out
 from spec_trainer.cli.target_quickstart.request import TargetQuickstart
 from spec_trainer.cli.target_quickstart.training import resolved_run, train_draft
 from spec_trainer.cli.target_quickstart.work import Work, check_request
@@ -125,7 +125,7 @@ def _collect_prompts(
         known = {words_of(row["messages"][0]["content"]) for row in asked} if earlier else set[str]()
         rows, counts = sample_questions(work, engine, known, position, max(0, wanted), limit)
     if not earlier:
-        held_out = min(held_out_prompts(one.budget_s, work.machine), int(len(rows) * _HELD_OUT_SHARE))
+        held_out = min(prompts_held_out(one.budget_s, work.machine), int(len(rows) * _HELD_OUT_SHARE))
         if held_out < 1:
             raise RunError(
                 f"only {len(rows)} usable prompts of {counts.taken}; give a larger --budget, or other --data"
