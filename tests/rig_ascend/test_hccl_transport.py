@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 
 import fake_cann
 import pytest
@@ -11,7 +12,8 @@ from late_work import deliver, overwrite_once_done, send_late_work
 
 from spec_backend_ascend.backend import AscendBackend
 from spec_backend_ascend.hccl_pool import HcclPoolFactory
-from spec_core.errors import PeerLost, RunError
+from spec_core.errors import DeadlineExceeded, PeerLost, RunError
+from spec_kit import OwnStream
 from spec_testing import TransportSuite
 from spec_testing.processes import Fault, run_ranks, watch_ranks
 from spec_testing.transport_stage import LONG_S, SCHEMA, Stage, take
@@ -76,26 +78,67 @@ def test_two_ends_on_one_card_go_through_the_host():
     run_ranks(two_on_one_card, 2)
 
 
+def receive_during_a_step(me, stage):
+    """The card is busy with a step. The step's stream still has to read a sample when the next one comes."""
+    if me.rank == 0:
+        with stage.receiver(me) as receiver:
+            read = torch.zeros_like(stage.sample(0).hidden_TNH)
+            with fake_cann.held(torch.npu.current_stream()):
+                got = receiver.receive(LONG_S)
+                read.copy_(got.hidden_TNH)
+                receiver.release(got)
+                del got
+                me.publish("released")
+                got = receiver.receive(LONG_S)
+                assert fake_cann.calls("HcclRecv on the stream") == 2
+            stage.check(got, 1)
+            expected = stage.sample(0).hidden_TNH
+            assert torch.equal(read.view(-1).view(torch.uint8), expected.view(-1).view(torch.uint8))
+        return
+    with stage.sender(me) as sender:
+        sender.send(stage.sample(0), LONG_S)
+        assert me.receive() == "released"
+        sender.send(stage.sample(1), LONG_S)
+        sender.flush(LONG_S)
+
+
+def test_samples_are_received_while_the_card_computes():
+    run_ranks(receive_during_a_step, 2, Stage(build, "npu"))
+
+
 SLOW_S = 0.2
 
 
+def ask_for(receiver, number):
+    """Call ``receive`` until HcclRecv was called so often; return the samples that came meanwhile."""
+    got = []
+    while fake_cann.calls("HcclRecv") < number:
+        with suppress(DeadlineExceeded):
+            got.append(receiver.receive(0.01))
+    return got
+
+
 def die_once_done(me, stage):
-    """The sender is killed as soon as the ticket of a sample is done that it was slow to send."""
+    """The sender is killed as soon as the tickets of all samples are done that it was slow to send."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
-            got = receiver.receive(LONG_S)
+            got = ask_for(receiver, 3)
             assert me.receive() == "done"
-            stage.check(got, 3)
+            time.sleep(SLOW_S)  # its death is known
+            got += [receiver.receive(LONG_S) for _ in range(3 - len(got))]
+            for request_id, sample in enumerate(got):
+                stage.check(sample, request_id)
         return "whole"
     fake_cann.slow("HcclSend on the stream", SLOW_S)
     with stage.sender(me) as sender:
-        sender.send(stage.sample(3), LONG_S).result(LONG_S)
+        for ticket in [sender.send(stage.sample(request_id), LONG_S) for request_id in range(3)]:
+            ticket.result(LONG_S)
         me.publish("done")
         me.reach("killed")
     return None
 
 
-def test_a_ticket_is_done_when_the_sample_has_left_the_card():
+def test_samples_that_have_left_a_card_outlive_its_process():
     outcomes = watch_ranks(die_once_done, 2, Stage(build, "npu"), faults={(1, "killed"): Fault.KILL})
     assert outcomes[0].value == "whole", outcomes[0].trace
 
@@ -104,7 +147,7 @@ def send_in_vain(me, stage):
     """HcclSend fails on the device; another sender of the same process then works."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
-            with torch.npu.stream(torch.npu.Stream()):  # it will be of no use any more
+            with pytest.raises(PeerLost):
                 receiver.receive(LONG_S)
             assert me.receive() == "failed"
             stage.check(receiver.receive(LONG_S), 2)
@@ -125,26 +168,67 @@ def test_a_transfer_that_fails_fails_its_ticket_and_no_later_sender():
     run_ranks(send_in_vain, 2, Stage(build, "npu"))
 
 
-def receive_in_vain(me, stage):
-    """HcclRecv fails on the device: whoever reads that sample learns of it, and the next receive does."""
+def receive_in_vain(me, stage, call, code, error):
+    """A transfer fails on the device: nobody reads that sample, and the stream of training works."""
     if me.rank == 0:
-        fake_cann.fail("HcclRecv on the stream", fake_cann.HCCL_TRANSFER)
+        fake_cann.fail(call, code)
         with stage.receiver(me) as receiver:
-            receiver.receive(LONG_S)
-            with pytest.raises(RuntimeError):
-                torch.npu.current_stream().synchronize()
-            with pytest.raises(PeerLost, match="HCCL error 13"):
+            deadline = time.monotonic() + LONG_S
+            with pytest.raises(RunError, match=error):
                 receiver.receive(LONG_S)
+            assert time.monotonic() < deadline
+            torch.npu.current_stream().synchronize()
             me.publish("noticed")
         return
     with stage.sender(me) as sender:
-        for request_id in range(2):
-            sender.send(stage.sample(request_id), LONG_S)
+        sender.send(stage.sample(0), LONG_S)
         assert me.receive() == "noticed"
 
 
-def test_what_hccl_notices_later_fails_the_next_receive():
-    run_ranks(receive_in_vain, 2, Stage(build, "npu"))
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param(
+            ("HcclRecv on the stream", fake_cann.HCCL_TRANSFER, "under way: HCCL error 13"), id="hccl"
+        ),
+        pytest.param(("aclrtSynchronizeEvent", fake_cann.TASK_FAILED, "could not be received"), id="event"),
+    ],
+)
+def test_a_transfer_that_fails_later_fails_receive(failure):
+    run_ranks(receive_in_vain, 2, Stage(build, "npu"), *failure)
+
+
+def die_while_asked(me, stage):
+    """Killed when its sample is asked for. HCCL does not notice it; another sender's sample comes all the same."""
+    if me.rank == 0:
+        stage.build()
+        first = OwnStream(torch.device("npu", free_card()))
+        first.close()  # the pool of the first sender takes it
+        with stage.receiver(me) as receiver, fake_cann.held(first.stream):
+            assert not ask_for(receiver, 1)
+            me.publish("asked")
+            take(stage, receiver, 2)
+            me.publish("go")
+            with pytest.raises(PeerLost, match="has died"):
+                receiver.receive(LONG_S)
+            torch.npu.current_stream().synchronize()
+            return fake_cann.calls("HcclCommDestroy")
+    address = me.receive()
+    assert me.rank == 1 or me.receive() == "asked"
+    with stage.build().connect(address, SCHEMA, LONG_S) as sender:
+        sender.send(stage.sample(me.rank), LONG_S)
+        assert me.rank == 2 or me.receive() == "asked"
+        assert me.receive() == "go"
+        if me.rank == 1:
+            me.reach("killed")
+        sender.flush(LONG_S)
+    return None
+
+
+def test_nobody_waits_for_a_sender_that_died_while_it_was_asked():
+    parts = die_while_asked, 3, Stage(build, "npu")
+    outcomes = watch_ranks(*parts, faults={(1, "killed"): Fault.KILL})
+    assert outcomes[0].value == 1, outcomes[0].trace
 
 
 def die_before_it_is_asked(me, stage):
@@ -196,7 +280,7 @@ def lose_the_receiver(me, stage):
     """The receiver goes while a sample is on its way, and the sender's device does not notice."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
-            receiver.receive(LONG_S)
+            ask_for(receiver, 1)
             time.sleep(SLOW_S)  # the sender has seen that it was asked
         me.publish("gone")
         return

@@ -18,8 +18,9 @@ from spec_core import Transport
 from spec_core.errors import DeadlineExceeded, PeerLost, RunError
 from spec_kit.streams.async_sender import AsyncSender
 from spec_kit.streams.buffer_pool import SenderConnector
+from spec_kit.streams.connection import open_port
 from spec_kit.streams.device_arena import DeviceArena, arena_bytes
-from spec_kit.streams.receiver import StreamReceiver, open_port
+from spec_kit.streams.receiver import StreamReceiver
 from spec_kit.streams.wire import SampleLayout
 from spec_testing import TransportSuite
 from spec_testing.processes import Fault, run_ranks, watch_ranks

@@ -1,10 +1,11 @@
-"""HcclPool leaves samples on the sender's card until the receiver reads them by HCCL.
+"""HcclPool receives samples by HCCL while its card trains.
 
 Each sender shares a two-rank communicator with the receiver; the sender is rank 0 and makes the root info, by
 which the receiver finds it. Only one thread of a process at a time may call HCCL, and torch's own groups
 (FSDP's) do not share a lock with this module. The receiver therefore calls HcclRecv in the thread that calls
-``receive``, which is the training thread. As a consequence, a sample that was announced but not received is
-lost if its sender dies, and a send is done only when the sample has been received.
+``receive``, which is the training thread: each call of ``receive`` queues the HcclRecv of every sample that was
+announced, on a separate stream, and returns a sample whose HcclRecv has ended. So no other stream waits for a
+sender. A sample that was announced but not asked for is lost if its sender dies.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ import contextlib
 import mmap
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import ClassVar
 
 import torch
@@ -27,6 +33,7 @@ from spec_core.errors import PeerLost, RunError
 from spec_core.records import FeatureSample
 from spec_kit import OwnStream
 from spec_kit.streams import (
+    Arrived,
     Block,
     BufferPoolFactory,
     ConnectReply,
@@ -38,15 +45,19 @@ from spec_kit.streams import (
     SampleLayout,
     SenderBuffer,
     SenderConnector,
+    failure_of,
 )
 
 SENDER, RECEIVER = 0, 1
 POLL_S = 1e-3
-"""Seconds between a sender's checks of whether the receiver has started to read a sample."""
+"""Seconds between a sender's checks of whether the receiver has started to receive a sample."""
+
+GRACE_S = 0.2
+"""Seconds for which an HcclRecv may continue when its sender has died, because the sample may be under way."""
 
 COUNTER_BYTES = 8
 """Size in bytes of a counter in host memory that sender and receiver share. It counts the samples that the
-receiver has started to read."""
+receiver has started to receive."""
 
 
 class HcclPoolFactory(BufferPoolFactory):
@@ -75,8 +86,18 @@ class HcclPoolFactory(BufferPoolFactory):
             pool.close()
 
 
+@dataclass
+class _Incoming:
+    """A sample that was announced and has not arrived."""
+
+    block: Block
+    arrived: Arrived
+    received: torch.npu.Event | None = None
+    """The end of the sample's HcclRecv, once that is queued."""
+
+
 class HcclPool(ReceiverPool):
-    """One sender's pool. It has no memory until a sample is read.
+    """One sender's pool. A sample gets memory when its HcclRecv is queued.
 
     Announced samples still count against the receiver's window, although they are in the sender's memory.
     """
@@ -92,40 +113,99 @@ class HcclPool(ReceiverPool):
         os.truncate(self.descriptor, self.size)
         self._taken = _counter(self.descriptor)
         self._communicator = _connected(root, RECEIVER, device)
+        self._own_stream = OwnStream(device)
+        """A separate stream, so that neither training nor another sender's samples wait for this sender."""
+        self._stream: torch.npu.Stream = self._own_stream.stream
+        self._numbers = count()
+        self._incoming: deque[_Incoming] = deque()
+        self._memory: dict[int, Tensor] = {}
+        """Number of a block -> memory of its sample, from the HcclRecv on until ``read``."""
+        self._when_ended: Callable[[], None] | None = None
+        self._dead_since: float | None = None
+        self._failure: RunError | None = None
 
     def allocate(self, num_tokens: int) -> Block | None:
-        """Return a block that has no memory yet, for a sample of ``num_tokens`` tokens.
+        """Return a block that has a number and no memory, for a sample of ``num_tokens`` tokens.
 
-        The method ``read`` allocates the memory. So this method never returns None.
+        So this method never returns None.
         """
-        return Block(0, num_tokens)
+        return Block(next(self._numbers), num_tokens)
 
-    def is_written(self, block: Block) -> bool:
-        """Return whether the sample's bytes have arrived, which is true only for an empty sample.
+    def fetch(self, block: Block, arrived: Arrived) -> None:
+        """Remember an announced sample for ``advance``."""
+        self._incoming.append(_Incoming(block, arrived))
 
-        All other samples are transferred when they are read.
+    def disconnect(self, ended: Callable[[], None]) -> None:
+        """Let ``advance`` call ``ended``."""
+        self._when_ended = ended
+
+    def advance(self, sender_died: bool) -> bool:
+        """Queue the HcclRecv of announced samples, and report the samples whose HcclRecv has ended.
+
+        After a failure no sample arrives any more, and the communicator is freed, so that HCCL ends what is queued.
         """
-        return not block.num_tokens  # an empty sample is not transferred
+        if self._failure is None:
+            self._failure = failure_of(partial(self._transfer, sender_died), "a sample could not be received")
+            if self._failure is not None and self._communicator.done():
+                _destroy(self._communicator)
+        while self._failure is not None and self._incoming:
+            self._incoming.popleft().arrived(self._failure)
+        if self._when_ended is not None and not self._incoming:
+            self._when_ended()
+        return bool(self._incoming)
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
-        """Receive the sample into new memory, on the current stream."""
-        communicator = self._communicator.result()
-        communicator.check()
-        size = self._layout.block_bytes(block.num_tokens)
-        received = torch.empty(size, dtype=torch.uint8, device=self._device)
-        if size:
-            communicator.recv(received, SENDER)
-            self._taken[0] += 1
-        return self._layout.view(received, 0, block.num_tokens)
+        """Return a sample that has arrived. Its memory is reused after the current stream's work on it."""
+        memory = self._memory.pop(block.offset)
+        memory.record_stream(torch.npu.current_stream(self._device))
+        return self._layout.view(memory, 0, block.num_tokens)
 
     def free(self, block: Block) -> None:
         """Do nothing, because the memory is freed with the sample's tensors."""
 
+    def reclaim(self, block: Block) -> None:
+        """Free the memory of a sample that is not read, if it has any."""
+        self._memory.pop(block.offset, None)
+
     def close(self) -> None:
-        """Close the pool and free the communicator."""
+        """Close the pool, free the communicator, and keep the stream for another pool unless a call on it failed."""
         os.close(self.descriptor)
         del self._taken
         _destroy(self._communicator)
+        if self._failure is None and not self._incoming:
+            self._own_stream.close()
+
+    def _transfer(self, sender_died: bool) -> None:
+        """Begin and end transfers. Raise RunError or RuntimeError if one has failed or will not end."""
+        for incoming in self._incoming:
+            if incoming.received is None:
+                if incoming.block.num_tokens and (sender_died or not self._communicator.done()):
+                    break
+                incoming.received = self._receive(incoming.block)
+        while self._incoming and (received := self._incoming[0].received) is not None:
+            has_ended = received.query()
+            if self._communicator.done():
+                self._communicator.result().check()
+            if not has_ended:
+                break
+            received.synchronize()  # raises the error of a transfer that has failed
+            self._incoming.popleft().arrived(None)
+        if self._incoming and sender_died:
+            self._dead_since = self._dead_since or time.monotonic()
+            if time.monotonic() - self._dead_since > GRACE_S:
+                raise PeerLost("the sender died before its samples were received")
+
+    def _receive(self, block: Block) -> torch.npu.Event:
+        """Queue the HcclRecv of a sample, except an empty one, which is not transferred; return its end."""
+        size = self._layout.block_bytes(block.num_tokens)
+        with torch.npu.stream(self._stream):
+            self._memory[block.offset] = torch.empty(size, dtype=torch.uint8, device=self._device)
+            if block.num_tokens:
+                self._communicator.result().recv(self._memory[block.offset], SENDER)
+                self._taken[0] += 1
+        received = torch.npu.Event()
+        received.record(self._stream)
+        return received
 
 
 class _Transfer(PendingSend):
@@ -140,10 +220,10 @@ class _Transfer(PendingSend):
         self._copied.synchronize()
 
     def wait_sent(self) -> None:
-        """Wait until the receiver has started to read the sample and its HcclSend is complete.
+        """Wait until the receiver has started to receive the sample and its HcclSend is complete.
 
         The wait polls, so that the thread can end if the receiver has disconnected. The end of the HcclSend
-        alone is not enough, because HCCL may buffer a sample before the receiver reads it.
+        alone is not enough, because HCCL may buffer a sample before the receiver receives it.
         """
         while self._buffer.num_taken < self._number or not self._sent.query():
             self._buffer.pause()
@@ -177,7 +257,7 @@ class HcclBuffer(DeferredBuffer):
 
     @property
     def num_taken(self) -> int:
-        """Return the number of samples that the receiver has started to read."""
+        """Return the number of samples that the receiver has started to receive."""
         return self._taken[0]
 
     def write(self, grant: Packet, sample: FeatureSample) -> None:

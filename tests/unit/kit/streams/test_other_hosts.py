@@ -9,7 +9,7 @@ import pytest
 
 from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, SchemaMismatch
 from spec_core.records import FeatureSchema
-from spec_kit.streams.receiver import open_port
+from spec_kit.streams.connection import open_port
 from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
 from spec_kit.streams.wire import MAX_DATA_BYTES, MAX_PACKET_BYTES, ConnectReply, Packet, PacketKind
 from spec_processes.sockets.addresses import parse_address

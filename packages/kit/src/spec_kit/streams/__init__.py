@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         SenderBuffer,
         SenderConnector,
     )
+    from spec_kit.streams.connection import open_port
     from spec_kit.streams.device_arena import (
         DeviceArena,
         GrantInfo,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from spec_kit.streams.host_pool import HostConnector, HostPool
     from spec_kit.streams.inline_transport import InlineTransport
     from spec_kit.streams.ipc_transport import IpcTransport
-    from spec_kit.streams.receiver import StreamReceiver, open_port
+    from spec_kit.streams.receiver import StreamReceiver
     from spec_kit.streams.sender import StreamSender
     from spec_kit.streams.shared_memory import aligned
     from spec_kit.streams.shared_memory_transport import SharedMemoryTransport

@@ -91,6 +91,13 @@ class ReceiverPool(BufferPoolFactory):
         """
         arrived(None)
 
+    def advance(self, sender_died: bool) -> bool:
+        """Begin and end transfers by calls that only the thread of ``receive`` may make; return whether some go on.
+
+        ``receive`` calls this again and again. ``sender_died``: whether the sender has disconnected without closing.
+        """
+        return False
+
     def disconnect(self, ended: Callable[[], None]) -> None:
         """Call ``ended`` when all fetched samples of a sender that is gone have arrived or failed."""
         ended()

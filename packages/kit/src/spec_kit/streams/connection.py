@@ -1,4 +1,4 @@
-"""Connect a sender to a receiver: by a Unix socket on the same host, by TCP from another host."""
+"""Listen, and connect a sender: by a Unix socket on the same host, by TCP from another host."""
 
 from __future__ import annotations
 
@@ -6,14 +6,30 @@ import contextlib
 import socket
 from pathlib import Path
 
-from spec_core.errors import ProtocolError
+from spec_core.errors import ConfigError, ProtocolError
 from spec_kit.streams.wire import MAX_PACKET_BYTES
 from spec_processes.sockets import local_socket
-from spec_processes.sockets.addresses import parse_address
+from spec_processes.sockets.addresses import bind, format_address, parse_address
 from spec_processes.sockets.framed_socket import FramedSocket, detect_dead_host
 
 HANG_UP_S = 5.0
 """Seconds that a sender waits until a receiver on another host closes the connection."""
+
+
+def open_port(host: str, port: int = 0) -> socket.socket | None:
+    """Return a listening socket for senders of other hosts, or None if ``host`` is empty.
+
+    ``host`` is an address of this host; port 0 selects a free port. Raise ConfigError if listening fails.
+    """
+    if not host:
+        return None
+    try:
+        return bind(host, port)
+    except OSError as error:
+        raise ConfigError(
+            f"no sender of another host can connect to {format_address(host, port)}: {error.strerror}; name an "
+            "address of this host, with port 0 where several receivers listen"
+        ) from error
 
 
 def split_address(address: str) -> tuple[str, str, str]:

@@ -11,9 +11,10 @@ from spec_core.errors import ConfigError
 from spec_core.records import FeatureSchema
 from spec_kit.streams.async_sender import AsyncSender
 from spec_kit.streams.buffer_pool import ReceiverPool
+from spec_kit.streams.connection import open_port
 from spec_kit.streams.device_pool import DeviceConnector, DevicePool, DeviceSharing, SharingUnsupported
 from spec_kit.streams.host_pool import HostConnector, HostPool
-from spec_kit.streams.receiver import StreamReceiver, open_port
+from spec_kit.streams.receiver import StreamReceiver
 from spec_kit.streams.wire import SampleLayout
 
 logger = logging.getLogger(__name__)

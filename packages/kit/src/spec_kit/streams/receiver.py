@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from spec_core import FeatureReceiver
-from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError, RunError
+from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, RunError
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_kit.streams.buffer_pool import Block, BufferPoolFactory, ReceiverPool
 from spec_kit.streams.window import take_held
@@ -26,11 +26,14 @@ from spec_kit.streams.wire import (
     SampleLayout,
 )
 from spec_processes.sockets import local_socket
-from spec_processes.sockets.addresses import bind, format_address
+from spec_processes.sockets.addresses import format_address
 from spec_processes.sockets.framed_socket import FramedSocket, detect_dead_host
 from spec_processes.sockets.peer_admission import AcceptLimiter, same_token
 
 logger = logging.getLogger(__name__)
+
+ADVANCE_S = 1e-3
+"""Seconds between the calls of ``ReceiverPool.advance`` while transfers are under way."""
 
 
 @dataclass(eq=False)
@@ -65,22 +68,6 @@ class _Arrival:
 class _Loss:
     peer: _Peer
     error: RunError
-
-
-def open_port(host: str, port: int = 0) -> socket.socket | None:
-    """Return a listening socket for senders of other hosts, or None if ``host`` is empty.
-
-    ``host`` is an address of this host; port 0 selects a free port. Raise ConfigError if listening fails.
-    """
-    if not host:
-        return None
-    try:
-        return bind(host, port)
-    except OSError as error:
-        raise ConfigError(
-            f"no sender of another host can connect to {format_address(host, port)}: {error.strerror}; name an "
-            "address of this host, with port 0 where several receivers listen"
-        ) from error
 
 
 class StreamReceiver(FeatureReceiver):
@@ -129,7 +116,7 @@ class StreamReceiver(FeatureReceiver):
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
-                if not self._changed.wait_for(self._has_changed, max(0.0, deadline - time.monotonic())):
+                if not self._wait(deadline):
                     raise DeadlineExceeded(f"no sample within {timeout_s} s; {self._situation()}")
                 if self._closed:
                     raise ProtocolError("the receiver was closed")
@@ -171,9 +158,21 @@ class StreamReceiver(FeatureReceiver):
         for pool in self._pools:
             pool.close()
 
+    def _wait(self, deadline: float) -> bool:
+        """Let pools transfer samples until ``receive`` has something to report; return False at the deadline."""
+        while not self._closed:
+            busy = [peer.pool.advance(peer.dead) for peer in list(self._peers)]
+            if self._has_changed():
+                break
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._changed.wait(min(left_s, ADVANCE_S) if any(busy) else left_s)
+        return True
+
     def _has_changed(self) -> bool:
         deserted = self._deserted and not self._peers
-        return self._closed or bool(self._arrived) or deserted
+        return bool(self._arrived) or deserted
 
     def _read(self, arrival: _Arrival) -> FeatureSample:
         """Return a sample. Raise RunError if it is incomplete, such as PeerLost if its sender died (T7)."""
@@ -333,6 +332,7 @@ class StreamReceiver(FeatureReceiver):
         block = self._granted(peer, packet)
         del peer.granted[packet.number]
         peer.pool.fetch(block, partial(self._arrive, _Arrival(peer, block, packet.value)))
+        self._changed.notify_all()
 
     def _granted(self, peer: _Peer, packet: Packet) -> Block:
         if (block := peer.granted.get(packet.number)) is None:
@@ -372,6 +372,7 @@ class StreamReceiver(FeatureReceiver):
         peer.granted.clear()
         self._forget(lambda request: request.peer is peer)
         peer.pool.disconnect(partial(self._end, peer, loss))
+        self._changed.notify_all()
 
     def _end(self, peer: _Peer, loss: RunError | None) -> None:
         """Report the end of a sender; called by the pool once earlier samples have arrived or failed."""

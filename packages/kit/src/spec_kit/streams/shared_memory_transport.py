@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from spec_core import FeatureReceiver, FeatureSender, Transport
 from spec_core.records import FeatureSchema
+from spec_kit.streams.connection import open_port
 from spec_kit.streams.host_pool import HostConnector, HostPool
-from spec_kit.streams.receiver import StreamReceiver, open_port
+from spec_kit.streams.receiver import StreamReceiver
 from spec_kit.streams.sender import StreamSender
 from spec_kit.streams.wire import SampleLayout
 
