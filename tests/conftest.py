@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -76,6 +77,14 @@ def make_target(tmp_path_factory: pytest.TempPathFactory) -> MakeTarget:
         return folders[key]
 
     return make
+
+
+@pytest.fixture
+def limit_files() -> Iterator[Callable[[int], None]]:
+    """``limit_files(bytes)``: no file of this process may grow beyond that, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture(scope="session")

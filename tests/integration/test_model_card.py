@@ -167,6 +167,7 @@ def test_a_folder_of_speculators_has_the_card_and_names_the_target(command_line,
     _, card = card_of(tmp_path / "draft")
     assert str(tmp_path) not in card
     assert "## Training" in card
+    assert len({file.stat().st_mode for file in (tmp_path / "draft").iterdir()}) == 1, "others may serve it"
 
 
 def test_what_cannot_be_pushed_to_the_hub_is_refused_before_the_export(command_line, trained, tmp_path):

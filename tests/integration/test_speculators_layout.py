@@ -4,13 +4,14 @@ import json
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from spec_core import Draft, plugins
 from spec_core.errors import UsageError
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
-from spec_kit.drafting import recognise
+from spec_kit.drafting import recognise, write_speculators
 from spec_kit.targets import read_target, read_target_tensors
 from spec_trainer.cli.commands.evaluate import export_untrained
 
@@ -70,6 +71,15 @@ def test_a_folder_is_read_back_as_the_same_draft(target, tmp_path, name):
     }  # fmt: skip
     assert "midlayer" not in "".join(load_file(theirs / "model.safetensors"))
     assert command.split()[-1] == str(theirs)
+
+
+def test_a_full_disk_leaves_no_folder(target, tmp_path, limit_files):
+    plugin = plugins.load(Draft, "eagle3")
+    served = export_untrained(draft := plugin(plugin.Config(name="eagle3")), target, tmp_path / "served")
+    limit_files(2000)
+    with pytest.raises(SafetensorError, match="File too large"):
+        write_speculators(draft, served, target, tmp_path / "theirs", "name", 3)
+    assert not (tmp_path / "theirs").exists()
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -5,7 +5,6 @@ import json
 import mmap
 import os
 import random
-import resource
 import socket
 import threading
 import time
@@ -383,13 +382,7 @@ def test_the_arena_cannot_be_shrunk_by_a_peer():
     arena.close()
 
 
-def test_a_limit_on_the_size_of_files_is_told_with_what_to_do() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (WINDOW, hard))
-    try:
-        with pytest.raises(
-            RunError, match=r"File too large; raise .*ulimit -f.* placement.window_bytes=65536"
-        ):
-            Arena(WINDOW)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def test_a_limit_on_the_size_of_files_is_told_with_what_to_do(limit_files) -> None:
+    limit_files(WINDOW)
+    with pytest.raises(RunError, match=r"File too large; raise .*ulimit -f.* placement.window_bytes=65536"):
+        Arena(WINDOW)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +67,12 @@ def write_speculators(
         },
         LAYERS: layers,
     }
-    output.mkdir(parents=True)
-    (output / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     tensors = load_file(folder / TENSORS)
     renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
-    save_file(renamed, output / TENSORS, metadata={"format": "pt"})
+    output.mkdir(parents=True)
+    try:
+        (output / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        save_file(renamed, output / TENSORS, metadata={"format": "pt"})
+    except BaseException:  # such as a full disk
+        shutil.rmtree(output)
+        raise

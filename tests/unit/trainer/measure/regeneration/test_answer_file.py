@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_core.errors import ArtifactError
+from spec_core.errors import ArtifactError, RunError
 from spec_trainer.measure.regeneration.answer_file import AnswerFile
 
 SETTINGS = {"seed": 1, "engine.name": "hf"}
@@ -68,6 +68,18 @@ def test_a_first_line_that_was_cut_is_dropped_too(path):
     with opened(path) as file:
         assert file.rows == set()
     assert path.read_bytes() == b""
+
+
+def test_a_full_disk_is_told_with_what_to_do_and_the_answers_before_it_stay(path, limit_files):
+    with opened(path) as file:
+        append(file, 0)
+        limit_files(path.stat().st_size + 20)
+        with pytest.raises(
+            RunError, match=rf"an answer to {path} was not written: File too large .* run the same"
+        ):
+            append(file, 1)
+    with opened(path) as file:
+        assert file.rows == {0}
 
 
 def test_cut_answers_are_counted_or_left_out(path):

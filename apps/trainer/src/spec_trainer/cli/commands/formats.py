@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spec_core import Engine, foreign_errors
 from spec_core.errors import ConfigError, PluginError
 from spec_core.plugins import find, load_each
-from spec_trainer.base.disk import new_folder
+from spec_trainer.base.disk import follow_umask, new_folder
 from spec_trainer.configuration.chat import write_chat_record
 from spec_trainer.configuration.engine_options import read_engine_section
 from spec_trainer.run.draft_trainer import export_draft
@@ -57,6 +57,8 @@ class ExportFormat:
             export_draft(draft, weights, target, scratch / "draft")
             with foreign_errors(PluginError, failure):
                 command = serving.write(self.config, target, draft, scratch / "draft", output)
+            for file in output.iterdir() if self.is_folder else ():
+                follow_umask(file)
             if self.is_folder and chat is not None:
                 write_chat_record(output, chat)
         finally:

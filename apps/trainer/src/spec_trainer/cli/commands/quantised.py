@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from spec_core import Draft, TargetSpec
 from spec_core.errors import ConfigError
 from spec_kit.drafting import QUANTISED_DTYPES, ServedDraft, quantise_folder, recognise
-from spec_trainer.base.disk import new_folder, not_written
+from spec_trainer.base.disk import follow_umask, new_folder, not_written
 from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.configuration.chat import ChatConfig
 from spec_trainer.measure.evaluation.measure import decode_once_with
@@ -61,6 +61,8 @@ class Quantisation:
             export_draft(draft, weights, target, plain, chat)
             shutil.copytree(plain, quantised)
             quantise_folder(quantised, draft.quantised_modules, self.dtype)
+            for file in quantised.iterdir():
+                follow_umask(file)
             self._check(recognise(quantised, target), target, quantised)
             figures = self._report(plain, quantised, target)
             quantised.rename(output)

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from spec_trainer.base.disk import (
     check_own,
     check_writable,
     lock_file,
+    not_written,
     open_own,
     replacing,
     write_atomically,
@@ -66,13 +67,19 @@ class AnswerFile(Resource):
             stack.pop_all()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append an answer, which survives if this process is killed; ``row`` is its last key."""
-        self._file.write(json.dumps(row, default=str).encode() + b"\n")
-        self._file.flush()
+        """Append an answer, which survives if this process is killed; ``row`` is its last key.
+
+        Raise RunError if the disk is full.
+        """
+        try:
+            self._file.write(json.dumps(row, default=str).encode() + b"\n")
+            self._file.flush()
+            if time.monotonic() - self._synced_s >= _SYNC_EVERY_S:
+                os.fsync(self._file.fileno())
+                self._synced_s = time.monotonic()
+        except OSError as error:
+            raise not_written(f"an answer to {self.path}", self.path, error) from error
         self.rows.add(row["row"])
-        if time.monotonic() - self._synced_s >= _SYNC_EVERY_S:
-            os.fsync(self._file.fileno())
-            self._synced_s = time.monotonic()
 
     def seal(self, *, drop_cut: bool = False) -> dict[str, int]:
         """Sort the answers by row, and write into ``.meta.json`` that all rows are answered.
@@ -94,7 +101,8 @@ class AnswerFile(Resource):
 
     def close(self) -> None:
         """Close and unlock the file."""
-        self._file.close()
+        with suppress(OSError):  # the rest of an answer that ``append`` could not write
+            self._file.close()
 
     def _lines(self) -> Iterator[tuple[int, int, bool]]:
         """Yield each answer's row, its place in the file and whether it is cut.
