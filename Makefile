@@ -56,7 +56,7 @@ test-slow: install ## the tests that take longer: runs under faults or of many p
 
 # Three groups of about one length, each with the vLLMs that its tests share; what one has trained serves all.
 test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on the CPU, in an environment of its own
-	$(ENGINES)/bin/pytest tests/engines -n 3 --dist loadgroup -m "$(ONLY)"
+	$(ENGINES)/bin/python -m pytest tests/engines -n 3 --dist loadgroup -m "$(ONLY)"
 
 test-sglang: $(SGLANG)/installed ## real SGLang on the CPU over a stand-in for its kernels, in an environment of its own
 	$(SGLANG)/bin/python -m pytest tests/engines/test_export_parsing.py tests/engines/test_path_heads.py tests/engines/test_sglang.py tests/engines/test_sglang_runs.py tests/engines/test_sglang_images.py tests/engines/test_sglang_seeing_drafts.py tests/engines/test_sglang_follow.py tests/engines/test_sglang_serving_capture.py -m "$(ONLY)"
@@ -80,7 +80,7 @@ test-templates: $(TEMPLATES)/fetched ## what is trained under 858 chat templates
 	SPEC_TEST_TEMPLATES=$(TEMPLATES) $(BIN)/pytest tests/templates
 
 test-agents: $(ENGINES)/installed $(TARGETS)/fetched $(TEMPLATES)/fetched ## conversations of agents beside what a real vLLM saw of them; needs npm
-	SPEC_TEST_TARGETS=$(TARGETS) SPEC_TEST_TEMPLATES=$(TEMPLATES) $(ENGINES)/bin/pytest tests/engines/test_vllm_agents.py tests/engines/test_vllm_templates.py
+	SPEC_TEST_TARGETS=$(TARGETS) SPEC_TEST_TEMPLATES=$(TEMPLATES) $(ENGINES)/bin/python -m pytest tests/engines/test_vllm_agents.py tests/engines/test_vllm_templates.py
 
 test-chaos: install ## kills and stops of every process of a run, and damage to its files: some minutes
 	$(BIN)/python -m tests.integration.chaos --placement inline
@@ -150,30 +150,40 @@ $(VENV)/installed: $(VENV)/product
 	$(INSTALL) --constraint constraints.txt --group dev
 	touch $@
 
+# The main environment, lent, for engines and torch-npu on top: each brings versions of its own of what it pins otherwise.
+SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+define lend_to
+	$(BIN)/python -m venv $(1)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(1)/bin/python $(SITE))/lent.pth"
+endef
+
 # Nothing is compiled here either: of vLLM's, SGLang's and torch-npu's packages the tests import a part.
-# vLLM's build for the CPU wants exactly this torch; the vision and sound packages that it names do not go with it.
-$(ENGINES)/installed: pyproject.toml constraints.txt tests/engines/requirements.txt $(addsuffix /pyproject.toml,$(MEMBERS))
-	$(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/pip install --quiet --upgrade "pip>=25.1"
-	$(ENGINES)/bin/pip install --quiet --no-compile --constraint constraints.txt torch
-	$(ENGINES)/bin/pip install --quiet --no-compile --constraint constraints.txt --requirement tests/engines/requirements.txt
+# The vision and sound packages that vLLM's build for the CPU names do not go with its torch.
+$(ENGINES)/installed: $(VENV)/installed tests/engines/requirements.txt
+	$(call lend_to,$(ENGINES))
+	$(ENGINES)/bin/pip install --quiet --no-compile --no-warn-conflicts --constraint constraints.txt --requirement tests/engines/requirements.txt
 	$(ENGINES)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(ENGINES)/bin/pip install --quiet --no-compile --constraint constraints.txt $(EDITABLE)
+	$(ENGINES)/bin/pip install --quiet --no-compile --no-deps --editable apps/trainer
 	touch $@
 
-# The main environment, lent, with SGLang on top: its own requirements are CUDA builds for the most part.
+# SGLang's own requirements are CUDA builds for the most part.
 $(SGLANG)/installed: $(VENV)/installed tests/engines/requirements-sglang.txt
-	$(BIN)/python -m venv $(SGLANG)
-	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(SGLANG)/bin/python $(SITE))/lent.pth"
+	$(call lend_to,$(SGLANG))
 	$(SGLANG)/bin/pip install --quiet --no-compile --no-deps sglang==0.5.23 xgrammar==0.2.7
 	$(SGLANG)/bin/pip install --quiet --no-compile --no-warn-conflicts --constraint constraints.txt --requirement tests/engines/requirements-sglang.txt
 	touch $@
 
-# The main environment, lent, with llama.cpp's server on top.
 $(LLAMACPP)/installed: $(VENV)/installed tests/engines/requirements-llamacpp.txt
-	$(BIN)/python -m venv $(LLAMACPP)
-	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(LLAMACPP)/bin/python $(SITE))/lent.pth"
+	$(call lend_to,$(LLAMACPP))
 	$(LLAMACPP)/bin/pip install --quiet --no-compile --requirement tests/engines/requirements-llamacpp.txt
+	touch $@
+
+# Without CANN, torch-npu breaks `import torch`, there and nowhere else.
+# Compiled: its sources give warnings when they are compiled, and warnings are errors in the tests.
+$(ASCEND)/installed: $(VENV)/installed
+	$(call lend_to,$(ASCEND))
+	$(ASCEND)/bin/pip install --quiet --constraint constraints.txt torch-npu==2.13.0
+	$(ASCEND)/bin/pip install --quiet --no-compile --no-deps --editable apps/trainer
 	touch $@
 
 # About 150 MB of packages for 70 MB of files: neither belongs into the repository or into every run of the tests.
@@ -183,14 +193,4 @@ $(TARGETS)/fetched: tests/docs/fetch_targets.py | install
 
 $(TEMPLATES)/fetched: tests/templates/fetch_templates.py | install
 	$(BIN)/python tests/templates/fetch_templates.py $(TEMPLATES)
-	touch $@
-
-# The main environment, lent, and torch-npu on top: without CANN it breaks `import torch`, there and nowhere else.
-SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
-# Compiled: its sources give warnings when they are compiled, and warnings are errors in the tests.
-$(ASCEND)/installed: $(VENV)/installed
-	$(BIN)/python -m venv $(ASCEND)
-	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(ASCEND)/bin/python $(SITE))/lent.pth"
-	$(ASCEND)/bin/pip install --quiet --constraint constraints.txt torch-npu==2.13.0
-	$(ASCEND)/bin/pip install --quiet --no-compile --no-deps --editable apps/trainer
 	touch $@
