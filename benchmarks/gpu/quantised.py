@@ -36,11 +36,11 @@ import torch
 from benchmarks.random_target import write_random_target
 from tests.captured_states import captured
 from tests.quantised_targets import distance, round_inputs, write_dequantised
-from tests.transformers_target import Transformer
 
 from spec_core import Backend, Engine, EngineContext, plugins
 from spec_core.records import CaptureRequest, FeatureSchema
 from spec_kit.targets.target_reader import read_target
+from spec_testing import TransformersTarget
 
 from .images import device_name, versions
 
@@ -92,15 +92,15 @@ def main() -> None:
 
 
 def references(original: Path, dequantised: Path, prompts, layers) -> dict[str, torch.Tensor]:
-    def states(model: Transformer) -> torch.Tensor:
+    def states(model: TransformersTarget) -> torch.Tensor:
         return joined([model.hidden(ids)[:, list(layers)].float() for ids in prompts])
 
-    found = {"original": states(Transformer(original))}
-    exact = Transformer(dequantised)
+    found = {"original": states(TransformersTarget(original))}
+    exact = TransformersTarget(dequantised)
     found["dequantised"] = states(exact)
     round_inputs(exact.model, to_integers=False)
     found["simulated"] = states(exact)
-    rounded = Transformer(dequantised)
+    rounded = TransformersTarget(dequantised)
     rounded.model.to(torch.bfloat16)
     found["bfloat16"] = states(rounded)
     return found

@@ -39,7 +39,6 @@ from pathlib import Path
 import torch
 from tests.distributions import write_distribution
 from tests.engines.sampled_answers import kolmogorov_distances, own_distances
-from tests.transformers_target import Transformer
 
 from spec_core import Backend, Engine, EngineContext, plugins
 from spec_core.errors import EngineError, SpecError
@@ -49,6 +48,7 @@ from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_hf.hf_model import HfModel
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.targets import read_target
+from spec_testing import TransformersTarget
 from spec_testing.answer_checks import KOLMOGOROV_LIMIT
 from spec_trainer.run.draft_folder import check_draft
 
@@ -237,7 +237,7 @@ def sampled(given, server, prompt, folder: Path) -> dict:
         return {}
     answers = server.sample(prompt, given.sampled, given.sampled_s)
     (folder / "sampled.json").write_text(json.dumps(answers))
-    reference = Transformer(given.reference)
+    reference = TransformersTarget(given.reference)
     distances = kolmogorov_distances(reference, prompt, answers, TEMPERATURE)
     found = {
         "answers": len(answers),
@@ -302,7 +302,7 @@ def compare(given, folder: Path, prompts, answers, count: int, found, keep) -> N
         alike = zip(answers, json.loads(file.read_text()), strict=True)
         found["same_texts_prefilled"] = sum(drafted == without for (drafted, _), without in alike)
     keep()
-    reference = Transformer(given.reference)
+    reference = TransformersTarget(given.reference)
     if different:
         found["largest_gap"] = max(gap(reference, prompt, text) for prompt, text in different)
     replay = Replay(given.reference, folder, reference)
@@ -335,7 +335,7 @@ def compare_with_hf(given, folder: Path, prompts, answers, count: int, found) ->
 
 
 @torch.no_grad()
-def gap(reference: Transformer, prompt, text) -> float:
+def gap(reference: TransformersTarget, prompt, text) -> float:
     logits = reference.logits([*prompt, *text])[len(prompt) - 1 : -1]
     chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
     return float((logits.max(-1).values - chosen).max())
@@ -344,7 +344,7 @@ def gap(reference: Transformer, prompt, text) -> float:
 class Replay:
     """Replays an answer: what our proposer guesses wherever the server's drafter was asked."""
 
-    def __init__(self, target: Path, draft: Path, reference: Transformer) -> None:
+    def __init__(self, target: Path, draft: Path, reference: TransformersTarget) -> None:
         self._draft = DraftSource.of_export(
             draft, HfModel(read_target(target), torch.device("cpu"), "float32")
         )

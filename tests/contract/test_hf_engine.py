@@ -18,12 +18,12 @@ from spec_testing import (
     EngineSuite,
     ReferenceTarget,
     SampleWithImages,
+    TransformersTarget,
     draw_draft,
 )
 from spec_testing.draft_replica_suite import LIMIT_S, PROMPTS
 
 from ..seeing_targets import picture, samples_with_images
-from ..transformers_target import Transformer
 
 
 class TestHfEngine(EngineSuite):
@@ -43,7 +43,7 @@ class TestHfEngine(EngineSuite):
 
     @pytest.fixture
     def reference(self, folder: Path) -> ReferenceTarget:
-        return Transformer(folder)
+        return TransformersTarget(folder)
 
     @pytest.fixture
     def draft_folder(self, target: TargetSpec, tmp_path: Path) -> Path:

@@ -14,8 +14,8 @@ from spec_core.records import SamplingParams
 from spec_engine_hf.decoding import DraftSource
 from spec_engine_hf.hf_model import HfModel
 from spec_kit.targets.target_reader import read_target
+from spec_testing import TransformersTarget
 
-from ..transformers_target import Transformer
 from .conftest import Trained
 
 NUM_DRAFT_TOKENS = 3
@@ -95,7 +95,7 @@ def assert_depths_of_a_replay(served: Engine, trained: Trained, prefix_length: i
     served.load_draft(trained.folder)
     answers = served.generate(prompts, sampling)
     rounds = served.acceptance().rounds
-    reference = Transformer(trained.target)
+    reference = TransformersTarget(trained.target)
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = [*prompt, *answer.token_ids]
         replay = Replay(trained.target, trained.folder, len(prompt), tokens, reference.hidden(tokens))

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ..transformers_target import Transformer
+from spec_testing import TransformersTarget
 
 
 def kolmogorov_distances(
-    target: Transformer, prompt: Sequence[int], answers: Sequence[Sequence[int]], temperature: float
+    target: TransformersTarget, prompt: Sequence[int], answers: Sequence[Sequence[int]], temperature: float
 ) -> list[float]:
     """Return sqrt(n) times Kolmogorov's distance for each token of n answers of one length to ``prompt``.
 
@@ -27,7 +27,7 @@ def kolmogorov_distances(
 
 
 def own_distances(
-    target: Transformer, prompt: Sequence[int], records: Path, temperature: float, length: int
+    target: TransformersTarget, prompt: Sequence[int], records: Path, temperature: float, length: int
 ) -> dict[str, list[float]]:
     """Return the distances of sampled tokens from the server's own logits, for each of ``length`` tokens.
 

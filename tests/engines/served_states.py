@@ -22,9 +22,9 @@ from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.hosting import HttpReplica
 from spec_kit.targets import read_target
+from spec_testing import TransformersTarget
 from spec_trainer.cli.app import run
 
-from ..transformers_target import Transformer
 from .conftest import Trained
 from .page_server import PageServer
 
@@ -70,7 +70,7 @@ def captured(replica: HttpReplica, target: Path) -> tuple[int, Counter[str]]:
 
     Each number is within 1e-4 of the largest one of its layer.
     """
-    schema, reference = replica.states_schema(), Transformer(target)
+    schema, reference = replica.states_schema(), TransformersTarget(target)
     num_right, causes = 0, Counter()
     while True:
         taken = replica.take_requests()

@@ -14,10 +14,9 @@ from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_llamacpp.config import LlamacppConfig
 from spec_engine_llamacpp.engine import LlamacppEngine
 from spec_kit.targets import read_target
-from spec_testing import EngineSuite, draw_draft
+from spec_testing import EngineSuite, TransformersTarget, draw_draft
 
 from ..gguf_targets import LLAMA3, write_target_gguf
-from ..transformers_target import Transformer
 from .llamacpp_drafts import DRAFTS, SHAPE
 
 pytest.importorskip("xllamacpp")
@@ -65,8 +64,8 @@ class TestLlamacppEngine(EngineSuite):
         return lambda context: LlamacppEngine.create(config, read_target(folder), context)
 
     @pytest.fixture
-    def reference(self, folder) -> Transformer:
-        return Transformer(folder)
+    def reference(self, folder) -> TransformersTarget:
+        return TransformersTarget(folder)
 
     @pytest.fixture
     def draft_folder(self, folder, tmp_path) -> Path:

@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from spec_testing import TransformersTarget
 from spec_testing.answer_checks import KOLMOGOROV_LIMIT
 
-from ..transformers_target import Transformer
 from .sampled_answers import kolmogorov_distances, own_distances
 
 PROMPT, NUMBER, TEMPERATURE, LENGTH = [5, 3, 9, 11], 2000, 0.4, 2
 
 
 @pytest.fixture(scope="module")
-def target(make_target) -> Transformer:
-    return Transformer(make_target("llama", hidden_size=64, head_dim=32, initializer_range=0.25))
+def target(make_target) -> TransformersTarget:
+    return TransformersTarget(make_target("llama", hidden_size=64, head_dim=32, initializer_range=0.25))
 
 
-def sampled(target: Transformer, folder: Path, rounding: float, fault: float) -> list[list[int]]:
+def sampled(target: TransformersTarget, folder: Path, rounding: float, fault: float) -> list[list[int]]:
     """Sample answers as a server would, and record its logits.
 
     The logits are multiples of ``rounding``. A faulty sampler takes the likeliest token for a part of the answers.

@@ -24,11 +24,10 @@ from spec_engine_sglang.serving import SglangServing
 from spec_kit.drafting import recognise
 from spec_kit.hosting import PlainMode
 from spec_kit.targets.target_reader import read_target
-from spec_testing import draw_draft
+from spec_testing import TransformersTarget, draw_draft
 from spec_testing.answer_checks import assert_guess_depths
 
 from ..captured_states import captured
-from ..transformers_target import Transformer
 from ..unit.draft_folders import edit_fields
 from .conftest import BATCH_TOKENS, NUM_DRAFT_TOKENS
 from .replay import assert_depths_of_a_replay
@@ -112,7 +111,7 @@ def states_of(engine: SglangEngine, prompts: list[list[int]]) -> list[torch.Tens
 
 
 def test_states_are_those_of_transformers(llama, engine, prompts) -> None:
-    states, reference = states_of(engine, prompts), Transformer(llama)
+    states, reference = states_of(engine, prompts), TransformersTarget(llama)
     for number, prompt in enumerate(prompts):
         expected = reference.hidden(prompt)[:, list(LAYERS)]
         torch.testing.assert_close(states[number], expected, rtol=1e-3, atol=1e-3)

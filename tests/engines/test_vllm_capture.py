@@ -18,8 +18,8 @@ from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_engine_vllm.engine import VllmEngine
 from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
 from spec_kit.targets.target_reader import read_target
+from spec_testing import TransformersTarget
 
-from ..transformers_target import Transformer
 from .conftest import BATCH_TOKENS, MAX_LENGTH
 from .vllm_here import lives, needs_vllm
 
@@ -126,7 +126,7 @@ def asked_of(receiver: FeatureReceiver) -> list[CaptureRequest]:
 
 
 def assert_states_of(target: Path, requests: list[CaptureRequest], receiver: FeatureReceiver) -> None:
-    reference = Transformer(target)
+    reference = TransformersTarget(target)
     for _ in requests:
         sample = receiver.receive(LIMIT_S)
         ids = requests[sample.request_id].input_ids

@@ -10,9 +10,8 @@ import pytest
 
 from spec_core import Engine, EngineContext
 from spec_core.records import FeatureSchema
-from spec_testing import EngineSuite, ReferenceTarget
+from spec_testing import EngineSuite, ReferenceTarget, TransformersTarget
 
-from ..transformers_target import Transformer
 from .vllm_here import needs_vllm
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
@@ -36,7 +35,7 @@ class TestVllmEngine(EngineSuite):
 
     @pytest.fixture
     def reference(self, llama: Path) -> ReferenceTarget:
-        return Transformer(llama)
+        return TransformersTarget(llama)
 
     @pytest.fixture
     def draft_folder(self, trained_draft) -> Path:

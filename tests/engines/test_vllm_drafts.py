@@ -9,9 +9,9 @@ from spec_core import EngineContext
 from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.targets.target_reader import read_target
+from spec_testing import TransformersTarget
 from spec_testing.answer_checks import KOLMOGOROV_LIMIT
 
-from ..transformers_target import Transformer
 from .conftest import DRAFTS, NEW_TOKENS, NUM_DRAFT_TOKENS, Trained
 from .replay import Replay
 from .sampled_answers import kolmogorov_distances
@@ -74,7 +74,7 @@ def test_vllm_drafts_the_tokens_that_our_own_forward_pass_drafts(
     guesses = [tuple(drafts) for step in noted for drafts in step.values()]
     tokens = [*prompt, *answer.token_ids]
     replay = Replay(
-        trained.target, trained.folder, len(prompt), tokens, Transformer(trained.target).hidden(tokens)
+        trained.target, trained.folder, len(prompt), tokens, TransformersTarget(trained.target).hidden(tokens)
     )
     steps = replay.steps(guesses)
     assert len(steps) >= 10
@@ -90,7 +90,7 @@ def test_twenty_thousand_sampled_answers_follow_the_targets_distribution(trained
     answers = served.generate([prompt] * 20_000, SAMPLED)
     assert served.acceptance().acceptance_length > 1.05
     texts = [answer.token_ids for answer in answers]
-    distances = kolmogorov_distances(Transformer(trained.target), prompt, texts, SAMPLED.temperature)
+    distances = kolmogorov_distances(TransformersTarget(trained.target), prompt, texts, SAMPLED.temperature)
     print(f"{trained.name}: {distances}")
     assert max(distances) < KOLMOGOROV_LIMIT
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
 from spec_kit.targets.target_reader import read_target
+from spec_testing import TransformersTarget
 
 from ..quantised_targets import distance, write_dequantised
-from ..transformers_target import Transformer
 from .vllm_here import needs_vllm
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
@@ -90,7 +90,7 @@ def test_states_and_teacher_of_a_quantised_target_are_those_that_it_serves_by(
             sample = receiver.receive(LIMIT_S)
             hidden[sample.request_id] = sample.hidden_TNH.float().clone()
             receiver.release(sample)
-    near, far = Transformer(dequantised), Transformer(original)
+    near, far = TransformersTarget(dequantised), TransformersTarget(original)
     for index, ids in enumerate(prompts):
         states = [one.hidden(ids)[:, list(LAYERS)] for one in (near, far)]
         to_near, to_far = (distance(hidden[index], expected) for expected in states)

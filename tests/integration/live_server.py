@@ -75,9 +75,9 @@ class States:
     """States of requests, as a server has them that captures what it serves: by Transformers, with no guess wrong."""
 
     def __init__(self, target: Path, config: LiveRequestsConfig) -> None:
-        from ..transformers_target import Transformer
+        from spec_testing import TransformersTarget
 
-        self._model = Transformer(target)
+        self._model = TransformersTarget(target)
         sizes = self._model.model.config
         layers = (*LAYERS, sizes.num_hidden_layers)
         self._schema = FeatureSchema(layers=layers, hidden_size=sizes.hidden_size, dtype="float32")

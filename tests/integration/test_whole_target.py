@@ -19,9 +19,9 @@ from spec_draft_mtp.shape import MtpShape
 from spec_kit.layers import cached_attention, rotate
 from spec_kit.targets import read_target_tensors
 from spec_kit.targets.target_reader import read_target
+from spec_testing import TransformersTarget
 
 from ..mtp_targets import CONSTANT, COPIES, random_head
-from ..transformers_target import Transformer
 
 HEAD = "mtp.safetensors"
 _FULL: dict[str, object] = {"layer_types": ["full_attention"] * 8}
@@ -161,7 +161,7 @@ def test_transformers_reads_the_same_head_from_the_targets_files(ship, kind):
     target = read_target(ship(kind))
     model = AutoModelForCausalLM.from_pretrained(target.folder, dtype=torch.float32)
     ids = torch.randint(target.vocab_size, (1, 12), generator=torch.Generator().manual_seed(1))
-    hidden = Transformer(target.folder).hidden(ids[0].tolist())[:, -1:]
+    hidden = TransformersTarget(target.folder).hidden(ids[0].tolist())[:, -1:]
     model._keys_to_ignore_on_load_unexpected = [
         r"model\.layers\.8\."
     ]  # Transformers knows the layers of large targets

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from spec_testing.serving_suite import ServingSuite
     from spec_testing.strategy_suite import StrategySuite
     from spec_testing.tracker_suite import TrackerSuite
+    from spec_testing.transformers_target import TransformersTarget
     from spec_testing.transport_suite import TransportSuite
     from spec_testing.weight_stage import BUCKET_BYTES
     from spec_testing.weight_transport_suite import WeightTransportSuite
@@ -72,6 +73,7 @@ __all__ = [
     "ServingSuite",
     "StrategySuite",
     "TrackerSuite",
+    "TransformersTarget",
     "TransportSuite",
     "WeightTransportSuite",
     "assert_kernel_agrees",

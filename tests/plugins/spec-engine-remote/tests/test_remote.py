@@ -10,32 +10,13 @@ import transformers
 from spec_engine_remote.engine import RemoteConfig, RemoteEngine
 
 from spec_kit.targets import read_target
-from spec_testing import EngineSuite
+from spec_testing import EngineSuite, TransformersTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from spec_core import Engine, EngineContext
-
-
-class Reference:
-    """The target as Transformers runs it, without hooks of the engine's."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-
-    @torch.no_grad()
-    def hidden(self, token_ids: Sequence[int]) -> torch.Tensor:
-        final = []
-        hook = self.model.model.norm.register_forward_pre_hook(lambda _, args: final.append(args[0]))
-        output = self.model(torch.tensor([list(token_ids)]), output_hidden_states=True)
-        hook.remove()
-        return torch.stack([*output.hidden_states[:-1], final[0]], dim=2)[0]
-
-    @torch.no_grad()
-    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        return self.model(torch.tensor([list(token_ids)])).logits[0]
 
 
 @pytest.fixture(scope="session")
@@ -64,5 +45,5 @@ class TestRemoteEngine(EngineSuite):
         return lambda context: RemoteEngine.create(RemoteConfig(), read_target(folder), context)
 
     @pytest.fixture
-    def reference(self, folder: Path) -> Reference:
-        return Reference(folder)
+    def reference(self, folder: Path) -> TransformersTarget:
+        return TransformersTarget(folder)

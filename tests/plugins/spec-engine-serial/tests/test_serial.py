@@ -13,32 +13,13 @@ from spec_core.errors import ConfigError
 from spec_kit.drafting import recognise
 from spec_kit.targets import read_target
 from spec_kit.weight_sync import tensors_digest
-from spec_testing import DraftReplicaSuite, EngineSuite, draw_draft
+from spec_testing import DraftReplicaSuite, EngineSuite, TransformersTarget, draw_draft
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from spec_core import Engine, EngineContext
-
-
-class Reference:
-    """The target as Transformers runs it, without hooks of the engine's."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-
-    @torch.no_grad()
-    def hidden(self, token_ids: Sequence[int]) -> torch.Tensor:
-        final = []
-        hook = self.model.model.norm.register_forward_pre_hook(lambda _, args: final.append(args[0]))
-        output = self.model(torch.tensor([list(token_ids)]), output_hidden_states=True)
-        hook.remove()
-        return torch.stack([*output.hidden_states[:-1], final[0]], dim=2)[0]
-
-    @torch.no_grad()
-    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        return self.model(torch.tensor([list(token_ids)])).logits[0]
 
 
 @pytest.fixture(scope="session")
@@ -65,8 +46,8 @@ class TestSerialEngine(EngineSuite):
         return lambda context: SerialEngine.create(SerialConfig(), read_target(folder), context)
 
     @pytest.fixture
-    def reference(self, folder: Path) -> Reference:
-        return Reference(folder)
+    def reference(self, folder: Path) -> TransformersTarget:
+        return TransformersTarget(folder)
 
     @pytest.fixture
     def draft_folder(self, folder: Path, tmp_path: Path) -> Path:
