@@ -4,7 +4,6 @@ import http.client
 import json
 import os
 import random
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import psutil
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
+from ..free_port import free_port
 from ..integration import launching
 from .vllm_here import lives
 
@@ -32,8 +32,7 @@ def follows_its_own_server(
 
     A better draft was pushed, no process is left, and the server's log has no tokens.
     """
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     environment = os.environ | {LIVE_REQUESTS_VARIABLE: '{"share": 1.0}', DRAFT_TOKEN_VARIABLE: "a secret"}
     command = [*launching.program(), "follow", "--requests", str(NUM_REQUESTS)]
     command += [*KEYS, f"follow.serve.address=127.0.0.1:{port}", *words]

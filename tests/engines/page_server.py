@@ -6,12 +6,13 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+
+from ..free_port import free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "weight-sync.md"
 LIMIT_S = 120.0
@@ -111,8 +112,7 @@ class PageServer(ServerProcess):
         }.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(place)
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
+        port = free_port()
         flags = {"host": "127.0.0.1", "port": port, **here}
         more = [word for name, value in flags.items() for word in _as_words(name, value)]
         export = shell_block("export SPEC_DRAFT_TOKEN").partition("\n")[0]

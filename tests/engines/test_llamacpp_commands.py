@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from spec_kit.targets import read_target
 from spec_testing import draw_draft
 from spec_trainer.cli.app import run
 
+from ..free_port import free_port
 from ..gguf_targets import write_target_gguf
 from .llamacpp_drafts import DRAFTS, SHAPE
 from .page_server import ServerProcess
@@ -91,8 +91,7 @@ def servers(draft, target, tmp_path, capfd) -> Iterator[tuple[str, str]]:
     try:
         commands = {"drafting": printed, "plain": f"llama-server -m {target / 'target.gguf'} --metrics"}
         for name, command in commands.items():
-            with socket.create_server(("127.0.0.1", 0)) as taken:
-                port = taken.getsockname()[1]
+            port = free_port()
             (tmp_path / name).mkdir()
             command = command.replace("llama-server", PROGRAM, 1)
             started.append(ServerProcess(f"{command} --port {port}", tmp_path / name, port))

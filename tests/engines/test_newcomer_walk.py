@@ -4,7 +4,6 @@ real vLLM serves, and whose guesses it accepts."""
 import json
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ..free_port import free_port
 from .page_server import ServerProcess
 from .vllm_here import needs_vllm
 
@@ -77,8 +77,7 @@ def trained(shell) -> str:
 @pytest.fixture(scope="module")
 def server(vllm_environment, trained, shell) -> Iterator[ServerProcess]:
     """vLLM, started by the page's command for CPUs."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     line = line_of("docs/serve.md", "api_server", '"eagle3"')
     flags = f"--port {port} --max-model-len 200 --kv-cache-memory-bytes 64M"
     server = ServerProcess(f"{line} {flags}", shell.folder, port)

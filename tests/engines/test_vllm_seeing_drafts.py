@@ -2,7 +2,6 @@
 
 import json
 import random
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from spec_kit.drafting.draft_folder import recognise
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.app import run
 
+from ..free_port import free_port
 from ..made_once import made_once
 from ..seeing_targets import GEMMA, IMAGE_ID, picture, question, reference_states, save_seeing_target
 from .conftest import MAX_LENGTH, NUM_DRAFT_TOKENS, write_answers
@@ -115,8 +115,7 @@ def plain(served, tmp_path_factory) -> Iterator[ServerProcess]:
 
 
 def started(target: Path, folder: Path, draft: Path | None = None) -> ServerProcess:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     command = f"{sys.executable} -m vllm.entrypoints.openai.api_server --enforce-eager --model {target}"
     if draft is not None:
         spec = read_target(target)

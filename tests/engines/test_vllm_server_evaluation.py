@@ -1,7 +1,6 @@
 """``evaluate --server`` of two real vLLM servers on the CPU, one with a draft and one without."""
 
 import json
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +10,7 @@ import pytest
 
 from spec_trainer.cli.app import run
 
+from ..free_port import free_port
 from .conftest import MAX_LENGTH, NEW_TOKENS, NUM_DRAFT_TOKENS
 from .page_server import ServerProcess
 from .vllm_here import needs_vllm
@@ -30,8 +30,7 @@ def servers(vllm_environment, llama: Path, trained_draft, tmp_path: Path) -> Ite
     started: list[ServerProcess] = []
     with ExitStack() as opened:
         for name, model in (("drafting", draft), ("plain", llama)):
-            with socket.create_server(("127.0.0.1", 0)) as taken:
-                port = taken.getsockname()[1]
+            port = free_port()
             command = (
                 f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {model} --enforce-eager "
                 f"--dtype float32 --max-model-len {MAX_LENGTH} --kv-cache-memory-bytes 64M --port {port}"

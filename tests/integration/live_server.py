@@ -10,7 +10,6 @@ the other headers and the fields of a request, which this protocol has not.
 import itertools
 import json
 import os
-import socket
 import sys
 import threading
 from contextlib import closing, contextmanager
@@ -168,11 +167,6 @@ def scraped(address: str) -> ServerMetrics:
     with closing(HTTPConnection(address, timeout=60)) as connection:
         connection.request("GET", "/metrics")
         return ServerMetrics(connection.getresponse().read().decode())
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 @contextmanager

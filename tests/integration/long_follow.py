@@ -28,6 +28,7 @@ import psutil
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
+from ..free_port import free_port
 from . import draft_server, launching, live_server
 from .chaos import make_target
 
@@ -67,7 +68,7 @@ def main() -> int:
 
 def followed(folder: Path, cycles: int, stack: ExitStack) -> list[dict[str, float]]:
     """Return the figures after each cycle."""
-    port, metrics = live_server.free_port(), f"127.0.0.1:{live_server.free_port()}"
+    port, metrics = free_port(), f"127.0.0.1:{free_port()}"
     target, output, log = make_target(folder), folder / "run", folder / "log"
     words = ["follow", f"target={target}", f"output={output}", f"follow.metrics={metrics}", *WORDS]
     words += ["--server", f"http://127.0.0.1:{port}"]

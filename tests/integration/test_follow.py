@@ -32,6 +32,7 @@ from spec_trainer.configuration.follow import RetentionConfig
 from spec_trainer.live.retention import RetainedRequests
 
 from .. import two_domains
+from ..free_port import free_port
 from ..two_domains import DOMAINS, Regained, prompts
 from . import draft_server, launching, live_server
 
@@ -430,7 +431,7 @@ def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(lab, url, tmp_
 @pytest.mark.slow
 def test_a_draft_begins_from_nothing_and_a_returning_server_gets_it_again(lab, tmp_path) -> None:
     output, log = tmp_path / "run", tmp_path / "log"
-    port, metrics = live_server.free_port(), f"127.0.0.1:{live_server.free_port()}"
+    port, metrics = free_port(), f"127.0.0.1:{free_port()}"
     address = f"http://127.0.0.1:{port}"
     words = [*launching.program(), *lab.follow_anew(address, output, f"follow.metrics={metrics}")]
     with log.open("wb") as errors:

@@ -15,6 +15,7 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
 from ..distributions import write_distribution
+from ..free_port import free_port
 from . import draft_server, launching, live_server
 from .conftest import CommandLine
 
@@ -38,7 +39,7 @@ def _environment(tmp_path, monkeypatch) -> None:
 
 @pytest.fixture
 def port() -> int:
-    return live_server.free_port()
+    return free_port()
 
 
 @pytest.fixture
