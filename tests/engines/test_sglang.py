@@ -79,7 +79,7 @@ def test_latencies_of_loads_are_those_that_a_client_measures(llama, trained_draf
         sys.executable, "-m", "benchmarks.gpu.sglang_evaluation", "--backend", "cpu", "--output", tmp_path,
     ]  # fmt: skip
     command += ["--target", llama, "--draft", trained_draft("eagle3").folder, "--repeated", 2]
-    command += ["--draft-tokens", NUM_DRAFT_TOKENS, "--new-tokens", 30, "--concurrency", "1,2,4,8", "--"]
+    command += ["--draft-tokens", NUM_DRAFT_TOKENS, "--new-tokens", 30, "--concurrency", "1,4", "--"]
     command += ["engine.dtype=float32", f"engine.batch_tokens={BATCH_TOKENS}"]
     command += [f"engine.args.{key}={str(value).lower()}" for key, value in ARGS.items()]
     # It exits with 1 if a latency differs by more than 5 %.
@@ -87,7 +87,7 @@ def test_latencies_of_loads_are_those_that_a_client_measures(llama, trained_draf
     document = json.loads((tmp_path / "sglang-evaluation.json").read_text())
     assert document["outputs_equal"]
     assert document["acceptance_length"] > 1
-    assert len(document["loads"]) == 8
+    assert len(document["loads"]) == 4
 
 
 @pytest.fixture(scope="module")
