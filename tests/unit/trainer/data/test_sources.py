@@ -4,12 +4,13 @@ import gzip
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from datasets import Dataset as Table
 
 from spec_core.errors import ArtifactError, DataError
-from spec_trainer.data.sources import read_rows
+from spec_trainer.data.sources import check_apart, read_rows
 
 from ....chat_templates import READS_PARTS
 from .conftest import CHAT, SHARED, TOKENS, numbers, read
@@ -139,6 +140,19 @@ def test_a_folder_is_read_file_by_file_in_the_order_of_names(write, tmp_path):
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(b"\0 not data")
     assert [int(sample.input_ids[0]) for sample in read(tmp_path / "folder").train] == [1, 2, 3]
+
+
+def test_what_a_folder_of_data_would_read_as_data_is_no_output(tmp_path, monkeypatch):
+    (tmp_path / "data" / "sub").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    for output in ("data/answers.jsonl", "data/sub/run", "link/run"):
+        for folder in ("data", str(tmp_path / "link"), "."):
+            with pytest.raises(DataError, match=f"output {output} is in the data folder '{folder}'"):
+                check_apart(folder, Path(output))
+    for output in ("answers.jsonl", "database/run", "data/.cache/run", "../run"):
+        check_apart("data", Path(output))
+    check_apart("owner/name", Path("owner/name"))
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,17 @@ def check_answers(path: str, chat: ChatConfig) -> None:
             chat.check_same(made, f"data '{file}'")
 
 
+def check_apart(path: str, output: Path) -> None:
+    """Raise DataError if ``output`` lies in the data folder ``path``, whose later readers would take it for data."""
+    folder = os.path.expanduser(path)
+    if os.path.isdir(folder):
+        below = Path(os.path.relpath(os.path.realpath(output), os.path.realpath(folder)))
+        if not _is_hidden(below):  # or above it: ..
+            raise DataError(
+                f"output {output} is in the data folder '{path}', whose files are all data; put it elsewhere"
+            )
+
+
 def data_files(folder: Path) -> list[Path]:
     """Return the data files below ``folder``, sorted by path, without hidden ones (leading dot).
 

@@ -22,6 +22,7 @@ from spec_trainer.configuration.push_options import absolute, anchor_options, tr
 from spec_trainer.configuration.run import SECTIONS, AnyRunConfig, run_config_type
 from spec_trainer.configuration.track import track_config_type
 from spec_trainer.data.dataset import Dataset
+from spec_trainer.data.sources import check_apart
 from spec_trainer.offline.store import open_features
 from spec_trainer.plan import combinations
 from spec_trainer.plan.activations import with_passes_that_fit
@@ -82,6 +83,8 @@ def read_inputs(
     with _one_line():
         config, types = resolve_config(config_file, flags, overrides, FOLLOW_DEFAULTS if follows else None)
         combinations.refuse(combinations.FOLLOW if follows else combinations.WITHOUT_FOLLOW, config)
+        for data in filter(None, (config.data.path, config.data.eval_path)):
+            check_apart(data, config.output)
         parts = _load_parts(_divided_as_begun(config), types)
         if parts.config.draft.init_from is not None:
             check_finite(parts.config.draft.init_from)

@@ -23,7 +23,7 @@ from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.configuration.engine_options import EngineOptions, read_engine_options
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.row_files import DataRow
-from spec_trainer.data.sources import read_rows
+from spec_trainer.data.sources import check_apart, read_rows
 from spec_trainer.data.tokens import Encoder
 from spec_trainer.measure.regeneration.answer_file import AnswerFile, check_answer_file
 from spec_trainer.measure.regeneration.conversation import Conversation, open_conversation
@@ -147,6 +147,7 @@ def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> 
     from spec_trainer.base.hub import resolve_target
     from spec_trainer.data.tokens import Encoder
 
+    check_apart(request.data, request.output)
     options = read_engine_options(request.engine, request.backend, words)
     target = read_target(resolve_target(request.target))
     if request.max_new_tokens >= target.max_positions:
