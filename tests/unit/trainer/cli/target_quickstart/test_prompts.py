@@ -98,16 +98,18 @@ def test_samples_that_repeat_or_do_not_end_are_counted():
     assert (counts.taken, counts.repeated, counts.unfinished, counts.unusable) == (5, 2, 1, 1)
 
 
-def test_rounds_take_different_rows_of_the_data(make_work, tmp_path):
+def test_rounds_take_different_rows_of_the_data_and_each_prompt_once(make_work, tmp_path):
     file = tmp_path / "data.jsonl"
     rows = [{"messages": [{"role": "user", "content": f"question {number}"}]} for number in range(20)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": 3}, {"text": "x" * 999}]))
+    rest = [*rows[:5], {"messages": 3}, {"text": "x" * 999}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rest]))
     work = make_work(str(file))
-    first, counts = rows_of_data(work, 0, 8)
-    second, others = rows_of_data(work, counts.position, 100)
+    first, counts = rows_of_data(work, [], 0, 8)
+    second, others = rows_of_data(work, first, counts.position, 100)
     assert counts.position == counts.taken == 8
-    assert others.position == 22
+    assert others.position == 27
     assert counts.unusable + others.unusable == 2
+    assert counts.repeated + others.repeated == 5
     texts = [row["messages"][0]["content"] for row in (*first, *second)]
     assert sorted(texts) == sorted(row["messages"][0]["content"] for row in rows)
     assert texts != sorted(texts)

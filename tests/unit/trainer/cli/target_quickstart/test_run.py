@@ -114,6 +114,11 @@ def test_mistakes_are_found_before_anything_is_made(request_of, tmp_path, option
     assert not (tmp_path / "out").exists()
 
 
+def test_an_output_among_the_data_is_refused(request_of, data, tmp_path):
+    with pytest.raises(DataError, match="is in the data folder"):
+        quickstart.run_target_quickstart(request_of(data=str(data.parent), output=data.parent / "out"))
+
+
 def test_another_quickstarts_folder_is_refused(request_of, data, tmp_path):
     (tmp_path / "out").mkdir()
     work = quickstart.check_request(request_of(data=str(data)))

@@ -53,7 +53,7 @@ class PromptCounts:
     taken: int = 0
     """Number of rows or samples that this round has taken."""
     repeated: int = 0
-    """Samples with the same words as an earlier one."""
+    """Rows with the same prompt as an earlier one, or samples with the same words."""
     unfinished: int = 0
     """Samples without an end."""
     unusable: int = 0
@@ -99,8 +99,13 @@ def question_prefix(encoder: Encoder) -> QuestionPrefix:
     return QuestionPrefix(opening.input_ids[:before], opening.input_ids[after[0]] if len(after) else None)
 
 
-def rows_of_data(work: Work, position: int, wanted: int) -> tuple[list[Row], PromptCounts]:
-    """Return ``wanted`` rows of the data, from place ``position`` of a random order of all rows."""
+def rows_of_data(
+    work: Work, asked: Iterable[Row], position: int, wanted: int
+) -> tuple[list[Row], PromptCounts]:
+    """Return the new ones of ``wanted`` rows of the data, from place ``position`` of a random order of all rows.
+
+    ``asked``: the rows of earlier rounds and the held-out ones.
+    """
     data = work.request.data
     assert data is not None, "the user gave data"
     order = list(range(sum(1 for _ in read_rows(data))))
@@ -108,21 +113,28 @@ def rows_of_data(work: Work, position: int, wanted: int) -> tuple[list[Row], Pro
     chosen = {number: place for place, number in enumerate(order[position : position + wanted])}
     counts = PromptCounts(source=data, position=position + len(chosen), taken=len(chosen))
     found: dict[int, Row] = {}
+    seen = {_prompt(work, row) for row in asked}
     for number, row in enumerate(read_rows(data)):
-        if number in chosen:
-            if isinstance(row.content, dict) and _can_be_answered(work, row.content):
-                found[chosen[number]] = dict(row.content)
-            else:
-                counts.unusable += 1
+        if number not in chosen:
+            continue
+        prompt = _prompt(work, row.content)
+        if prompt is None:
+            counts.unusable += 1
+        elif prompt in seen:
+            counts.repeated += 1
+        else:
+            seen.add(prompt)
+            found[chosen[number]] = dict(row.content)
     return [found[place] for place in sorted(found)], counts
 
 
-def _can_be_answered(work: Work, content: Row) -> bool:
+def _prompt(work: Work, content: Any) -> tuple[object, ...] | None:
+    """Return the tokens and images of a row's first prompt; None for a row that cannot be answered."""
     try:
-        open_conversation(content, work.encoder, work.target.eos_token_ids, work.lengths.prompt)
+        opened = open_conversation(content, work.encoder, work.target.eos_token_ids, work.lengths.prompt)
     except BadRow:
-        return False
-    return True
+        return None
+    return *opened.prompt, *(image.digest for image in opened.sources)
 
 
 def sample_questions(
@@ -143,7 +155,7 @@ def sample_questions(
     samples = _samples(engine.started(), prefix, work, counts, limit)
     texts = ((work.encoder.decode(ids), ended) for ids, ended in samples)
     rows = list(islice(distinct_questions(texts, known, counts), wanted))
-    usable = [row for row in rows if _can_be_answered(work, row)]
+    usable = [row for row in rows if _prompt(work, row) is not None]
     counts.unusable += len(rows) - len(usable)
     return usable, counts
 

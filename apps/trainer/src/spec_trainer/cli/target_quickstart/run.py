@@ -115,14 +115,13 @@ def _collect_prompts(
     left = unanswered(earlier[-1]) if earlier else []
     position = read_document(earlier[-1].prompt_counts)["position"] if earlier else 0
     wanted = int(one.budget_s * answers_per_s(work.machine)) - len(left)
+    asked = [row for past in earlier for row in read_all(past.prompts)]
+    if earlier:
+        asked += read_all(work.folder.held_out)
     if work.request.data is not None:
-        rows, counts = rows_of_data(work, position, max(0, wanted))
+        rows, counts = rows_of_data(work, asked, position, max(0, wanted))
     else:
-        asked = [
-            *read_all(work.folder.held_out),
-            *(row for past in earlier for row in read_all(past.prompts)),
-        ]
-        known = {words_of(row["messages"][0]["content"]) for row in asked} if earlier else set[str]()
+        known = {words_of(row["messages"][0]["content"]) for row in asked}
         rows, counts = sample_questions(work, engine, known, position, max(0, wanted), limit)
     if not earlier:
         held_out = min(prompts_held_out(one.budget_s, work.machine), int(len(rows) * _HELD_OUT_SHARE))

@@ -21,6 +21,7 @@ from spec_trainer.cli.target_quickstart.recipe import (
 )
 from spec_trainer.cli.target_quickstart.request import TargetQuickstart
 from spec_trainer.configuration.engine_options import EngineOptions
+from spec_trainer.data.sources import check_apart
 from spec_trainer.data.tokens import Encoder
 
 _LONG_S = 1800.0
@@ -126,5 +127,7 @@ def check_request(request: TargetQuickstart) -> Work:
         encoder=Encoder(target.folder, target.vocab_size, options.config.data),
     )
     check_source(work.encoder, request.data)
+    if request.data is not None:
+        check_apart(request.data, request.folder)
     work.folder.check(work.settings)
     return work
