@@ -44,8 +44,13 @@ install: $(VENV)/installed ## make the local environment
 
 environments: $(ENGINES)/installed $(SGLANG)/installed $(LLAMACPP)/installed $(ASCEND)/installed ## make those of test-engines, test-sglang, test-llamacpp, test-ascend
 
-quickstart: $(VENV)/product ## train a tiny target and a draft for it, end to end, with a report; BACKEND=ascend: on a card
-	$(BIN)/spec-trainer quickstart $(if $(BACKEND),--backend $(BACKEND))
+ifeq ($(BACKEND),ascend)
+quickstart: $(ASCEND)/installed
+	$(RIG) -c "import sys; from spec_trainer.cli.app import main; sys.exit(main())" quickstart --backend ascend
+else
+quickstart: $(VENV)/product ## train a tiny target and a draft for it, end to end, with a report; BACKEND=ascend: on the stand-in for NPUs
+	$(BIN)/spec-trainer quickstart
+endif
 
 # Whole runs wait about as much as they compute: three workers keep two cores busy.
 test: install ## the tests of every change
