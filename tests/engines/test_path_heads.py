@@ -129,10 +129,10 @@ def test_vllms_path_head_scores_as_ours(target, tmp_path):
     assert_scores_alike(VLLM, target, tmp_path)
 
 
-@pytest.mark.usefixtures("sglang_environment")
-def test_sglangs_path_head_scores_as_ours(target, tmp_path):
+def test_sglangs_path_head_scores_as_ours(target, tmp_path, request):
     try:
         metadata.version("sglang")
     except metadata.PackageNotFoundError:
         pytest.skip("SGLang is not installed")
+    request.getfixturevalue("sglang_environment")
     assert_scores_alike(SGLANG, target, tmp_path)
