@@ -49,7 +49,7 @@ quickstart: $(ASCEND)/installed
 	$(RIG) -c "import sys; from spec_trainer.cli.app import main; sys.exit(main())" quickstart --backend ascend
 else
 quickstart: $(VENV)/product ## train a tiny target and a draft for it, end to end, with a report; BACKEND=ascend: on the stand-in for NPUs
-	$(BIN)/spec-trainer quickstart
+	$(BIN)/spec-trainer quickstart $(if $(BACKEND),--backend $(BACKEND))
 endif
 
 # Whole runs wait about as much as they compute: three workers keep two cores busy.

@@ -144,9 +144,8 @@ class CheckpointStore:
                 scratch.rename(folder)
                 _sync_folder(self._root)
             self._rotate(meta.step)
-        dist.all_gather_object(
-            digests, {}, group=self._group
-        )  # dist.barrier would warn that it guesses the device
+        # A barrier; dist.barrier itself would warn that it guesses the device.
+        dist.all_gather_object(digests, {}, group=self._group)
         self.newest = folder
         return folder
 
