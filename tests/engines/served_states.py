@@ -148,7 +148,7 @@ def follow_by_kept_states(
         keys += ["follow.held_out=0.25", "follow.requests=160", "follow.capture=serving"]
         assert run([*map(str, words), *keys, "--output", str(output)]) == 0
         rows = (output / "versions.jsonl").read_text().splitlines()
-        assert json.loads(rows[-1])["version"] == 1, rows
+        assert json.loads(rows[-1])["version"] >= 1, rows
         again = list(clients.map(partial(ask, server), prompts[:40]))
         after = replica.acceptance().acceptance_length
     assert again == answers[:40] == answers_of(target, prompts[:40], NUM_TOKENS)

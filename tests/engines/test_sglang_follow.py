@@ -224,9 +224,10 @@ def test_a_draft_follows_the_traffic_of_a_server(
         ):
             answers[number].add(tuple(tokens))
     verdicts = (folder / "run" / "versions.jsonl").read_text().splitlines()
-    assert json.loads(verdicts[-1])["version"] == 1, verdicts
+    version = json.loads(verdicts[-1])["version"]
+    assert version >= 1, verdicts  # how often it pushes depends on how fast the clients are
     with HttpReplica(server.url, server.token) as replica:
-        assert replica.first_answer.status.version == 1
+        assert replica.first_answer.status.version == version
         assert replica.acceptance().acceptance_length > 1.05  # it was 1.00
     own = answers_of(repeating, prompts, NUM_TOKENS)
     for found, expected in zip(answers.values(), own, strict=True):

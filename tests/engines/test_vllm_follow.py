@@ -79,8 +79,9 @@ def test_a_draft_follows_the_traffic_of_a_server(
         ]
         assert run(["follow", *keys, *map(str, words)]) == 0
         verdicts = (tmp_path / "run" / "versions.jsonl").read_text().splitlines()
-        assert json.loads(verdicts[-1])["version"] == 1, verdicts
-        assert HttpReplica(server.url, server.token).first_answer.status.version == 1
+        version = json.loads(verdicts[-1])["version"]
+        assert version >= 1, verdicts
+        assert HttpReplica(server.url, server.token).first_answer.status.version == version
         with ThreadPoolExecutor(8) as clients:
             again = list(clients.map(lambda prompt: ask(server.port, prompt), prompts[:40]))
         assert again == answers[:40]
