@@ -27,7 +27,7 @@ from spec_testing.processes import Fault, run_ranks, watch_ranks
 from spec_testing.transport_stage import LONG_S, SCHEMA, SHORT_S, UNIT_BYTES, Stage, take
 
 CPU = torch.device("cpu")
-SLOW_S = 1.0
+SLOW_S = 2.0
 
 
 class SocketLink(P2PLink):

@@ -56,6 +56,16 @@ def test_an_error_fails_the_test_with_its_rank_and_trace():
     assert type(error.value.__cause__).__name__ == "HomeMade"
 
 
+def expect_an_error(me: Rank) -> None:
+    with pytest.raises(HomeMade):
+        pass
+
+
+def test_an_error_that_did_not_come_fails_the_test_too():
+    with pytest.raises(AssertionError, match=r"rank 0 failed:(?s:.)*DID NOT RAISE"):
+        run_ranks(expect_an_error, 1)
+
+
 def vanish(me: Rank) -> None:
     me.reach("the edge")
     os._exit(3)

@@ -266,10 +266,19 @@ def _run_function(me: Rank, line: Connection, function: Callable[..., Any], args
     try:
         outcome = Outcome(rank=me.rank, value=function(me, *args))
     except BaseException as error:  # noqa: BLE001 (the top of a rank: the test gets every error, as it is)
-        outcome = Outcome(rank=me.rank, error=error.with_traceback(None), trace=traceback.format_exc())
+        outcome = Outcome(rank=me.rank, error=_sendable(error), trace=traceback.format_exc())
     with contextlib.suppress(OSError):  # the test has given up on this rank
         line.send_bytes(_dumps(("ended", outcome)))
     line.close()
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """Return the error, or an AssertionError with its words if pickle does not find its class, as for pytest.fail."""
+    try:
+        _dumps(error.with_traceback(None))
+    except pickle.PicklingError:
+        return AssertionError(str(error))
+    return error
 
 
 class _Pickler(pickle.Pickler):
