@@ -31,14 +31,24 @@ class Replay:
     """One answer, with the states of its tokens at the inputs of all layers, [T, N + 1, H]."""
 
     def __init__(
-        self, target: Path, draft: Path, prompt_length: int, tokens: Sequence[int], hidden_TNH: Tensor
+        self,
+        target: Path,
+        draft: Path,
+        prompt_length: int,
+        tokens: Sequence[int],
+        hidden_TNH: Tensor,
+        *,
+        first_without_state: bool = False,
     ) -> None:
+        """``first_without_state``: the engine's draft reads the first token, too, with zeros as the state before."""
         self._tokens, self._known = tokens, prompt_length + 1
         model = HfModel(read_target(target), torch.device("cpu"), "float32")
         drafting = DraftSource.of_export(draft, model)
         self._proposer = drafting.new_proposer()
         self._hidden_TNH = hidden_TNH[:, list(drafting.layers)]
         self._proposed_for = 0
+        if first_without_state:
+            self._proposer.extend(tokens[:1], torch.zeros_like(self._hidden_TNH[:1]))
 
     def steps(self, guesses: Sequence[tuple[int, ...]]) -> list[Step]:
         steps = []

@@ -17,7 +17,8 @@ from spec_kit.targets import read_target
 from spec_testing import EngineSuite, TransformersTarget, draw_draft
 
 from ..gguf_targets import LLAMA3, write_target_gguf
-from .llamacpp_drafts import DRAFTS, SHAPE
+from .llamacpp_drafts import DRAFTS, RECURRENT, SHAPE
+from .replay import Replay
 
 pytest.importorskip("xllamacpp")
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("llamacpp"), pytest.mark.timeout(120)]
@@ -143,4 +144,23 @@ def test_a_quantised_draft_changes_no_text(folder, as_gguf, context, prompts, tm
         engine.load_draft(draft)
         drafted = engine.generate(prompts, SamplingParams(max_new_tokens=30, num_draft_tokens=3))
         assert [a.token_ids for a in drafted] == [a.token_ids for a in plain]
+        assert engine.acceptance().accepted > 0
+
+
+def test_an_mtp_head_guesses_as_our_proposer_does(make_target, as_gguf, context, prompts, tmp_path):
+    """Each server answers one prompt: in later ones, llama.cpp's head reads an older answer's state before the first
+    token, and in the first one zeros."""
+    target = read_target(make_target("qwen3_5_text", **SHAPE, **RECURRENT))
+    draft, reference = draw_draft(tmp_path / "draft", target, 2, "mtp"), TransformersTarget(target.folder)
+    config = LlamacppConfig(gguf=as_gguf(target.folder), **EXACT)
+    with LlamacppEngine.create(config, target, context) as engine:
+        plain = engine.generate(prompts[:4], SamplingParams(max_new_tokens=40))
+        for prompt, expected in zip(prompts, plain, strict=False):
+            engine.load_draft(draft)
+            (answer,) = engine.generate([prompt], SamplingParams(max_new_tokens=40, num_draft_tokens=3))
+            assert answer.token_ids == expected.token_ids
+            tokens = [*prompt, *answer.token_ids]
+            states = reference.hidden(tokens)
+            replay = Replay(target.folder, draft, len(prompt), tokens, states, first_without_state=True)
+            assert list(answer.guess_depths) == replay.depths(3, answer.guess_depths)
         assert engine.acceptance().accepted > 0

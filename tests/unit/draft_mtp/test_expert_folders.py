@@ -53,8 +53,11 @@ def test_an_export_has_the_targets_names_and_comes_back(kind, tmp_path):
         )
         for name, value in state.items()
     )
-    assert again.serving_methods == {"vllm": "mtp"}
-    assert MtpDraft.from_folder(target.folder).serving_methods == {"vllm": "mtp", "sglang": "NEXTN"}
+    assert again.serving_methods == MtpDraft.serving_methods
+    assert MtpDraft.from_folder(target.folder).serving_methods == {
+        **MtpDraft.serving_methods,
+        "sglang": "NEXTN",
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)

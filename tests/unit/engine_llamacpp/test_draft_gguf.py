@@ -23,6 +23,7 @@ from spec_kit.drafting import recognise
 from spec_kit.targets import read_target, read_target_tensors
 from spec_testing import draw_draft
 
+from ...engines.llamacpp_drafts import RECURRENT
 from ...gguf_targets import LLAMA3, write_target_gguf
 
 PLAIN = {"fc_norm": False, "norm_output": False}
@@ -123,6 +124,31 @@ def test_an_mtp_head_belongs_into_its_target(own_gguf, tiny_llama, draw, tmp_pat
     (folder / "config.json").write_text(json.dumps(fields | {"architectures": ["Qwen3_5MTP"]}))
     with pytest.raises(ArtifactError, match="--whole-target"):
         write_draft_gguf(folder, read_target(tiny_llama), own_gguf, tmp_path / "draft.gguf", "f16")
+
+
+def test_an_mtp_head_is_one_more_layer_beside_a_copy_of_the_targets_embedding_and_head(make_target, tmp_path):
+    """Its own file has a head, as a target's has that ships with one, and so it stands for such a target here."""
+    target = read_target(make_target("qwen3_5_text", **RECURRENT))
+    folder = draw_draft(tmp_path / "draft", target, 0, "mtp")
+    whole = write_target_gguf(target.folder, tmp_path / "target.gguf")
+    write_draft_gguf(folder, target, whole, tmp_path / "first.gguf", "f16")
+    write_draft_gguf(folder, target, tmp_path / "first.gguf", tmp_path / "draft.gguf", "q8_0")
+    reader, stored, own = (
+        gguf.GGUFReader(tmp_path / "draft.gguf"),
+        tensors(tmp_path / "draft.gguf"),
+        tensors(whole),
+    )
+    for key, expected in {"block_count": 9, "nextn_predict_layers": 1, "ssm.state_size": 16}.items():
+        assert reader.get_field(f"qwen35.{key}").contents() == expected
+    for name in ("token_embd.weight", "output_norm.weight", "output.weight"):
+        assert stored[name].tensor_type == own[name].tensor_type
+        assert np.array_equal(stored.pop(name).data, own[name].data)
+    assert all(name.startswith("blk.8.") for name in stored)
+    head = load_file(folder / "model.safetensors")
+    assert len(stored) == len(head)
+    norm = head["mtp.pre_fc_norm_hidden.weight"].float().numpy()
+    assert np.array_equal(stored["blk.8.nextn.hnorm.weight"].data, norm + 1)
+    assert stored["blk.8.nextn.eh_proj.weight"].tensor_type == gguf.GGMLQuantizationType.Q8_0
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
     depth_option: ClassVar[str] = "num_steps"
     small_run: ClassVar[Mapping[str, object]] = {"num_steps": 3, "step_decay": 1.0}
     learns_from_guesses: ClassVar[bool] = True
-    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "mtp"}
+    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "mtp", "llamacpp": "draft-mtp"}
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:

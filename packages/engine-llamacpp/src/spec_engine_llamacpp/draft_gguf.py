@@ -14,8 +14,10 @@ from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
 from spec_engine_llamacpp.serving_format import (
     CHAIN,
+    HEAD,
     MARKOV_BLOCK,
     SELECTOR_BLOCK,
+    WITH_CAPTURE,
     check_llamacpp_folder,
     rope_of,
     served_architecture,
@@ -67,6 +69,19 @@ _OTHERS = {
     "candidate_selector.hidden_projection.weight": "selector_hidden.weight",
 }
 _LAYER = re.compile(r"(?:midlayer|layers\.(\d+))\.(.+)")
+_HEAD_LAYER = "mtp.layers.0."
+_OF_HEAD = {
+    "mtp.fc": "nextn.eh_proj",
+    "mtp.pre_fc_norm_embedding": "nextn.enorm",
+    "mtp.pre_fc_norm_hidden": "nextn.hnorm",
+    "mtp.norm": "nextn.shared_head_norm",
+    f"{_HEAD_LAYER}post_attention_layernorm": "post_attention_norm",
+}
+"""Name of a module of an MTP head -> name in GGUF, both without ``.weight``, where a draft's layer has another."""
+_OF_TARGET = ("token_embd.weight", "output_norm.weight", "output.weight")
+"""Tensors of the target that the file of an MTP head repeats; a target with a tied head lacks the last."""
+_PER_LAYER = (".block_count", ".nextn_predict_layers", ".attention.recurrent_layers")
+"""Settings of the target that an MTP head's file has otherwise, for it has one layer more."""
 _LEFT_OUT = frozenset({"embed_tokens.weight", "t2d"})
 """Tensors that are not written: llama.cpp uses the target's embedding, and does not need ``t2d``."""
 
@@ -89,9 +104,15 @@ def write_draft_gguf(
     with foreign_errors(ArtifactError, f"draft {folder} cannot be written as {output}"):
         scratch = output.with_name(f".{output.name}.part")
         try:
-            writer = GGUFWriter(scratch, "eagle3" if architecture == CHAIN else "dflash")
-            _write_settings(writer, fields, architecture, target, own)
-            for name, array in _tensors(_read(folder), fields, architecture):
+            if architecture == HEAD:
+                writer = GGUFWriter(scratch, WITH_CAPTURE[target.model_type])
+                _write_beside_target(writer, target, own)
+                tensors = _head_tensors(_read(folder), target.num_layers)
+            else:
+                writer = GGUFWriter(scratch, "eagle3" if architecture == CHAIN else "dflash")
+                _write_settings(writer, fields, architecture, target, own)
+                tensors = _tensors(_read(folder), fields, architecture)
+            for name, array in tensors:
                 _write_tensor(writer, name, array, stored_as)
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
@@ -129,7 +150,19 @@ def _write_settings(
         writer.add_bool(f"{arch}.norm_before_residual", bool(fields.get("norm_before_residual")))
     else:
         _write_block(writer, fields, architecture)
-    _copy_tokenizer(writer, own)
+    _copy_settings(writer, own, "tokenizer.")
+
+
+def _write_beside_target(writer: GGUFWriter, target: TargetSpec, own: GGUFReader) -> None:
+    """Write what an MTP head's file has of its target: llama.cpp reads it as a target without its other layers."""
+    writer.add_name(f"MTP head of {target.folder.name}")
+    writer.add_block_count(target.num_layers + 1)
+    writer.add_uint32(f"{writer.arch}.nextn_predict_layers", 1)
+    _copy_settings(writer, own, f"{writer.arch}.")
+    _copy_settings(writer, own, "tokenizer.")
+    for tensor in own.tensors:
+        if tensor.name in _OF_TARGET:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
 
 
 def _write_block(writer: GGUFWriter, fields: Json, architecture: str) -> None:
@@ -147,13 +180,14 @@ def _write_block(writer: GGUFWriter, fields: Json, architecture: str) -> None:
             writer.add_uint32(f"{arch}.{key}", nested[key])
 
 
-def _copy_tokenizer(writer: GGUFWriter, own: GGUFReader) -> None:
-    """Copy the target's tokenizer; of its template a draft has no use."""
+def _copy_settings(writer: GGUFWriter, own: GGUFReader, prefix: str) -> None:
+    """Copy the target's settings whose keys begin with ``prefix``; of its template a draft has no use."""
     from gguf import GGUFValueType
 
     written = writer.kv_data[0]
     for key, field in own.fields.items():
-        if key.startswith("tokenizer.") and key not in written and "chat_template" not in key:
+        is_other = key in written or "chat_template" in key or key.endswith(_PER_LAYER)
+        if key.startswith(prefix) and not is_other:
             kind, *inner = field.types
             of = inner[0] if kind == GGUFValueType.ARRAY else None
             writer.add_key_value(key, field.contents(), kind, of)
@@ -189,6 +223,14 @@ def _tensors(stored: Arrays, fields: Json, architecture: str) -> Iterator[tuple[
             yield _name(name), array
     if rope_of(fields)["rope_type"] == "llama3":
         yield "rope_freqs.weight", _llama3_divisors(rope_of(fields), fields["head_dim"])
+
+
+def _head_tensors(stored: Arrays, layer: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Yield name and values of each tensor of an MTP head, a layer after the target's; its stored norms lack 1."""
+    for name, array in stored.items():
+        module = name.removesuffix(".weight")
+        inner = _OF_HEAD.get(module) or _OF_LAYER[module.removeprefix(_HEAD_LAYER)]
+        yield f"blk.{layer}.{inner}.weight", array + 1 if array.ndim == 1 else array
 
 
 def _name(stored: str) -> str:

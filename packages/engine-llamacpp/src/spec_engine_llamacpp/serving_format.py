@@ -1,8 +1,8 @@
 """Say how llama.cpp serves a draft's folder, and check whether it can.
 
 The draft's plugin has already checked the folder. llama.cpp drops settings that it does not know, without a word, so
-each of them is a flaw here. Sources: ``src/models/eagle3.cpp``, ``src/models/dflash.cpp``, and runs of the server in
-xllamacpp 2026.10.
+each of them is a flaw here. Sources: ``eagle3.cpp``, ``dflash.cpp`` and ``qwen35.cpp`` in ``src/models``, and runs of
+the server in xllamacpp 2026.10.
 """
 
 from __future__ import annotations
@@ -28,22 +28,27 @@ CHAIN = "LlamaForCausalLMEagle3"
 BLOCK = "DFlashDraftModel"
 SELECTOR_BLOCK = "DFlash2DraftModel"
 MARKOV_BLOCK = "Qwen3DSparkModel"
+HEAD = "Qwen3_5ForCausalLM"
+"""Architecture name of the MTP head of a dense Qwen3.5, alone."""
 METHODS = {
     CHAIN: "draft-eagle3",
     BLOCK: "draft-dflash",
     SELECTOR_BLOCK: "draft-dflash",
     MARKOV_BLOCK: "draft-dspark",
+    HEAD: "draft-mtp",
 }
 """Architecture name of a draft -> value of llama.cpp's ``--spec-type``."""
 CAPTURED = 3
 """Number of captured layers that llama.cpp takes of an autoregressive draft."""
+HEAD_TARGET = "qwen3_5_text"
+"""Model type of the targets of ``HEAD``."""
 WITH_CAPTURE = {
     "llama": "llama",
     "mistral": "llama",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
     "qwen3_next": "qwen3next",
-    "qwen3_5_text": "qwen35",
+    HEAD_TARGET: "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "gpt_oss": "gpt-oss",
     "gemma4_text": "gemma4",
@@ -86,7 +91,13 @@ def _is_chain(draft: ServedFolder) -> bool:
     return CHAIN in draft.architectures
 
 
+def _is_head(draft: ServedFolder) -> bool:
+    return HEAD in draft.architectures
+
+
 def _rope_is_unknown(draft: ServedFolder) -> bool:
+    if _is_head(draft):  # it rotates as its target does, by the settings of the target's file
+        return False
     rope = rope_of(draft.fields)
     known = {"default", "linear", *(("llama3",) if _is_chain(draft) else ())}
     return rope["rope_type"] not in known or rope.get("partial_rotary_factor", 1) != 1
@@ -118,12 +129,6 @@ _FLAWS = (
             draft.architectures.isdisjoint(METHODS.keys() - {CHAIN})
             and parallel_mask_token(draft.fields) is not None
         ),
-    ),
-    Flaw(
-        "its architecture is none of those that can be written as a GGUF file of its own (Eagle3, DFlash, DFlash2, "
-        "DSpark); an MTP head goes into its target (spec-trainer export --whole-target), which llama.cpp's own "
-        "converter turns into GGUF",
-        lambda draft: draft.architectures.isdisjoint(METHODS),
     ),
     Flaw(
         "it has EAGLE 3.1's norms, which llama.cpp drops without a word; train it with draft.fc_norm=false "
@@ -163,9 +168,23 @@ _FLAWS = (
 )
 _TARGET_FLAWS = (
     Flaw(
+        "its architecture is none of those that can be written as a GGUF file of its own (Eagle3, DFlash, DFlash2, "
+        "DSpark, the MTP head of a dense Qwen3.5); another MTP head goes into its target (spec-trainer export "
+        "--whole-target), which llama.cpp's own converter turns into GGUF",
+        lambda draft: draft.architectures.isdisjoint(METHODS),
+    ),
+    Flaw(
+        "it is a whole target, which llama.cpp's own converter turns into GGUF, with its MTP head",
+        lambda draft: _is_head(draft) and any(not name.startswith("mtp.") for name in draft.tensors),
+    ),
+    Flaw(
         "llama.cpp captures no layers of a target of this type, and ends at the first request (it captures those of "
         f"{', '.join(sorted(WITH_CAPTURE))})",
         lambda draft: draft.target.model_type not in WITH_CAPTURE,
+    ),
+    Flaw(
+        f"llama.cpp runs such an MTP head beside a target of type {HEAD_TARGET} alone",
+        lambda draft: _is_head(draft) and draft.target.model_type != HEAD_TARGET,
     ),
     Flaw(
         "its target scales embeddings, and llama.cpp gives a block draft the embeddings unscaled",
