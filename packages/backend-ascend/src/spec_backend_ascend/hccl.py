@@ -85,7 +85,8 @@ class HcclCommunicator:
 
     def all_reduce(self, tensor: Tensor, deadline: float = 0.0) -> None:
         """Sum the tensor over the ranks, in place."""
-        where, dtype = _at(tensor), SUMMABLE[str(tensor.dtype).removeprefix("torch.")]
+        where = _at(tensor)
+        dtype = SUMMABLE[str(tensor.dtype).removeprefix("torch.")]
         self._issue("HcclAllReduce", *(where, where, _count(tensor.numel()), dtype, SUM))
 
     def check(self) -> None:

@@ -65,7 +65,8 @@ class HcclPoolFactory(BufferPoolFactory):
 
     def __init__(self, layout: SampleLayout, device: torch.device) -> None:
         """Make pools whose samples are received on ``device``."""
-        self._layout, self._device = layout, device
+        self._layout = layout
+        self._device = device
         self._admitted: list[HcclPool] = []
 
     def serves(self, device_id: str) -> bool:
@@ -107,7 +108,8 @@ class HcclPool(ReceiverPool):
 
     def __init__(self, layout: SampleLayout, device: torch.device, root: bytes) -> None:
         """Begin to connect to the sender that made the root info ``root``."""
-        self._layout, self._device = layout, device
+        self._layout = layout
+        self._device = device
         self.size = COUNTER_BYTES
         self.descriptor = os.memfd_create("spec-taken", os.MFD_CLOEXEC)
         os.truncate(self.descriptor, self.size)
@@ -212,7 +214,9 @@ class _Transfer(PendingSend):
     """A staged sample, and its HcclSend, which waits for the receiver on a separate stream."""
 
     def __init__(self, buffer: HcclBuffer, copied: torch.npu.Event, staged: Tensor) -> None:
-        self._buffer, self._copied, self._staged = buffer, copied, staged
+        self._buffer = buffer
+        self._copied = copied
+        self._staged = staged
         self._sent = buffer.enqueue(copied, staged) if staged.nbytes else copied
         self._number = buffer.num_enqueued
 
@@ -244,7 +248,8 @@ class HcclBuffer(DeferredBuffer):
 
         ``descriptor``: file descriptor of the shared memory that has the receiver's counter.
         """
-        self._layout, self._device = layout, device
+        self._layout = layout
+        self._device = device
         self._communicator = _connected(root, SENDER, device)
         self._taken = _counter(descriptor)
         self.num_enqueued = 0
@@ -313,7 +318,8 @@ class HcclConnector(SenderConnector):
 
     def __init__(self, device: torch.device) -> None:
         """Make the root info of a new communicator on ``device``."""
-        self._device, self._root = device, root_info()
+        self._device = device
+        self._root = root_info()
         self.device_id = f"{HcclPool.kind}|{card_id(device)}|{base64.b64encode(self._root).decode()}"
 
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:

@@ -96,7 +96,8 @@ def _has_cuda() -> bool:
 
 def _no_device() -> str:
     """Return which of this process's NPUs do not answer, and what to do; an empty string if all of them do."""
-    count, listed = num_devices(), os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+    count = num_devices()
+    listed = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
     if count >= (1 if listed is None else len(listed.split(","))):
         return ""
     if listed is None:

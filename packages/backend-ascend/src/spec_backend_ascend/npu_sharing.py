@@ -170,7 +170,8 @@ def _transfers(pieces: Sequence[Range], parts: Sequence[Tensor]) -> Iterator[tup
         at = 0
         for start, stop in pieces:
             size = stop - start
-            first, last = max(begin, at), min(begin + part.nbytes, at + size)
+            first = max(begin, at)
+            last = min(begin + part.nbytes, at + size)
             if first < last:
                 yield start + first - at, part.data_ptr() + first - begin, last - first
             at += size

@@ -28,7 +28,8 @@ def document_attention(
 
     The dtype is float64, float32 or bfloat16. ``window``: number of rows to which a row attends, itself included.
     """
-    out, wide_v = torch.zeros_like(q), as_wide(v, q)
+    out = torch.zeros_like(q)
+    wide_v = as_wide(v, q)
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     for rows, keys, mask in _chunks(bounds, window, q):
         part = fused_attention(
@@ -85,7 +86,8 @@ def prefixed_attention(
     ``q`` has the queries of these tokens, one piece after the other. A piece is (first token of its document,
     first token of the piece, last token of the piece + 1), as indices of ``k`` and ``v``.
     """
-    out, wide_v = torch.zeros_like(q), as_wide(v, q)
+    out = torch.zeros_like(q)
+    wide_v = as_wide(v, q)
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     for rows, keys, is_causal in _rectangles(pieces):
         part = fused_attention(
@@ -93,7 +95,8 @@ def prefixed_attention(
         )
         part_out, part_lse = part[0][0].transpose(0, 1), part[1][0].transpose(0, 1)
         if is_causal:
-            out[rows], lse[rows] = part_out, part_lse
+            out[rows] = part_out
+            lse[rows] = part_lse
         else:
             merged = torch.logaddexp(lse[rows], part_lse)
             weights = [(one - merged).exp()[..., None] for one in (lse[rows], part_lse)]

@@ -89,7 +89,8 @@ class _BlockAttention(torch.autograd.Function):
         merged = torch.logaddexp(lse, own.scores.logsumexp(-1).flatten(2))
         out = seen * (lse - merged).exp()[..., None] + own.values(merged, own_v)
         out = out.to(q.dtype)
-        ctx.pieces, ctx.is_causal = pieces, is_causal
+        ctx.pieces = pieces
+        ctx.is_causal = is_causal
         ctx.save_for_backward(q, k, v, own_k, own_v, out, merged)
         return out
 
@@ -121,7 +122,8 @@ class _OwnKeys:
 
     def __init__(self, q: Tensor, k: Tensor, *, is_causal: bool) -> None:
         self._scale = q.shape[-1] ** -0.5
-        self._q, self._k = _grouped(q, k), _wide(k)
+        self._q = _grouped(q, k)
+        self._k = _wide(k)
         self.scores = torch.einsum("abkgd,aukd->abkgu", self._q, self._k) * self._scale
         if is_causal:
             later = torch.ones(2 * (q.shape[1],), dtype=torch.bool).triu(1)
@@ -141,7 +143,8 @@ class _OwnKeys:
 
         The queries' gradient is only the share that comes from the keys of the same block.
         """
-        weights, grad = self._weights(merged), _grouped(grad_out, v)
+        weights = self._weights(merged)
+        grad = _grouped(grad_out, v)
         row = (grad * _grouped(out, v)).sum(-1, keepdim=True)
         from_value = torch.einsum("abkgd,aukd->abkgu", grad, _wide(v))
         score = weights * (from_value - row) * self._scale
@@ -174,7 +177,8 @@ def _pieces(layout: DeviceBlocks, slots: int, window: int | None, dtype: torch.d
     for first, stop in pairwise([0, *turns.tolist(), len(start_A)]):
         for block in range(first, stop, size):
             blocks = slice(block, min(block + size, stop))
-            oldest, newest = int(start_A[block]), int(anchor_A[blocks][-1])
+            oldest = int(start_A[block])
+            newest = int(anchor_A[blocks][-1])
             if window is not None:
                 oldest = max(oldest, int(anchor_A[block]) + 1 - window)
             if oldest >= newest:

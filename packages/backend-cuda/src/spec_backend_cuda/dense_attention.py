@@ -21,10 +21,8 @@ def dense_forward(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) ->
     ``q`` has the shape [Q, heads, d]; ``k`` has the shape [L, kv_heads, d]. ``v`` may be narrower. ``window``: number
     of keys to which a query attends, up to its own.
     """
-    out, lse = (
-        q.new_empty(*q.shape[:2], v.shape[-1]),
-        torch.empty(q.shape[:2], dtype=q.dtype, device=q.device),
-    )
+    out = q.new_empty(*q.shape[:2], v.shape[-1])
+    lse = torch.empty(q.shape[:2], dtype=q.dtype, device=q.device)
     for rows, seen, score_hCL in _scores(q, k, window):
         lse[rows] = score_hCL.logsumexp(-1).T
         _, values = _by_head(q[rows], v[seen])

@@ -21,7 +21,8 @@ class DeviceSegment:
 
     def __init__(self, handle: int, size: int, device: torch.device) -> None:
         """Map the memory of the driver's ``handle``, and release the handle."""
-        self._size, self._device = size, device
+        self._size = size
+        self._device = device
         try:
             self._address = driver.map_(handle, size, device.index)
         finally:

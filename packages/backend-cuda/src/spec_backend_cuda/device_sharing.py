@@ -64,7 +64,8 @@ class CudaBuffer(SenderBuffer):
 
     def __init__(self, layout: SampleLayout, descriptor: int, size: int, device: torch.device) -> None:
         """Map the receiver's memory of ``size`` bytes, which was exported as ``descriptor``."""
-        self._layout, self._device = layout, device
+        self._layout = layout
+        self._device = device
         self._bytes = DeviceSegment.open(descriptor, size, device).bytes()
         self._events = PeerEvents(device)
         self._stream = torch.cuda.current_stream(device)

@@ -231,7 +231,8 @@ def forget_events(since_s: float) -> None:
     deadline = time.monotonic() + END_S
     for file in Path("/dev/shm").glob("cuda.shm.*.*.*"):
         with suppress(OSError, ValueError):
-            owner, status = int(file.name.split(".")[3], 16), file.stat()
+            owner = int(file.name.split(".")[3], 16)
+            status = file.stat()
             ours = status.st_uid == os.geteuid() and status.st_mtime >= since_s
             if ours and not runs(owner) and _is_let_go(file, deadline):
                 file.unlink()

@@ -128,7 +128,8 @@ class NcclCommunicator:
 
     def all_reduce(self, tensor: torch.Tensor, deadline: float) -> None:
         """Sum the tensor over the ranks, in place."""
-        address, kind = _address(tensor), SUMMABLE[tensor.dtype]
+        address = _address(tensor)
+        kind = SUMMABLE[tensor.dtype]
         self._call("ncclAllReduce", deadline, address, address, _count(tensor), kind, _SUM)
 
     def abort(self) -> None:
@@ -169,7 +170,8 @@ class NcclCommunicator:
 
     def _grouped(self, name: str, parts: Sequence[torch.Tensor], peer: int, deadline: float) -> None:
         """Queue one transfer as a group of calls, one call for each tensor."""
-        call, stream = getattr(_library(), name), _stream()
+        call = getattr(_library(), name)
+        stream = _stream()
         with self._in_use:
             self._check_open(name)
             _check("ncclGroupStart", _library().ncclGroupStart())

@@ -37,7 +37,9 @@ class NcclLink(P2PLink):
 
     def __init__(self, name: str, device: torch.device, *, receives: bool) -> None:
         """Make the receiving or the sending side of the link ``name``."""
-        self._name, self._device, self._receives = base64.b64decode(name), device, receives
+        self._name = base64.b64decode(name)
+        self._device = device
+        self._receives = receives
         self._communicator = NcclCommunicator()
         self._own_stream = OwnStream(device, priority=-1)
         self._stream: torch.cuda.Stream = self._own_stream.stream

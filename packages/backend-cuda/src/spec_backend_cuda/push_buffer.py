@@ -16,7 +16,9 @@ class _Push(PendingSend):
     """A sample copied to a staging buffer, divided like its block in the receiver's memory."""
 
     def __init__(self, link: P2PLink, parts: Sequence[Tensor], staged: torch.cuda.Event) -> None:
-        self._link, self._parts, self._staged = link, parts, staged
+        self._link = link
+        self._parts = parts
+        self._staged = staged
 
     def wait_sendable(self) -> None:
         self._staged.synchronize()
@@ -38,7 +40,9 @@ class PushBuffer(DeferredBuffer):
 
     def __init__(self, layout: SampleLayout, link: P2PLink, device: torch.device) -> None:
         """Send over ``link``; ``close`` closes it."""
-        self._layout, self._link, self._device = layout, link, device
+        self._layout = layout
+        self._link = link
+        self._device = device
         self._pending: list[_Push] = []
 
     def open(self) -> None:

@@ -61,7 +61,8 @@ class PushPool(BufferPoolFactory):
         self, arena: DeviceArena, device: torch.device, new_link: Callable[[], tuple[str, P2PLink]]
     ) -> None:
         """Make the pool. ``new_link`` makes a link; it returns the link's name and its receiving side."""
-        self.arena, self.device = arena, device
+        self.arena = arena
+        self.device = device
         self.receiving = threading.Lock()
         """Held by the channel that is receiving."""
         self._new_link = new_link
@@ -118,8 +119,12 @@ class _SenderChannel(ReceiverPool):
     kind = PushPool.kind
 
     def __init__(self, pool: PushPool, link: P2PLink, offer: str, on_freed: Callable[[], None]) -> None:
-        self.descriptor, self.size, self.offer = None, pool.arena.size, offer
-        self._pool, self._link, self._on_freed = pool, link, on_freed
+        self.descriptor = None
+        self.size = pool.arena.size
+        self.offer = offer
+        self._pool = pool
+        self._link = link
+        self._on_freed = on_freed
         self._fetches: queue.SimpleQueue[tuple[ScatteredBlock, Arrived] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._busy = False

@@ -182,7 +182,8 @@ class ServerCounters:
 
     def __sub__(self, other: ServerCounters) -> ServerCounters:
         """Return the counts since ``other``, an earlier value of the same counters."""
-        before, latencies = other.acceptance or AcceptanceCounters(), dict(other.inter_token_latency)
+        before = other.acceptance or AcceptanceCounters()
+        latencies = dict(other.inter_token_latency)
         return ServerCounters(
             generated_tokens=self.generated_tokens - other.generated_tokens,
             cached_tokens=self.cached_tokens - other.cached_tokens,
@@ -201,13 +202,15 @@ class ServerCounters:
         total = self.inter_token_latency[-1][1] if self.inter_token_latency else 0
         if total <= 0:
             return None
-        lower, below = 0.0, 0
+        lower = 0.0
+        below = 0
         for bound, count in self.inter_token_latency:
             if count >= share * total:
                 if math.isinf(bound):
                     break
                 return lower + (bound - lower) * (share * total - below) / max(1, count - below)
-            lower, below = bound, count
+            lower = bound
+            below = count
         return math.inf
 
 

@@ -215,7 +215,8 @@ def _import(record: PluginRecord) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a module may even call exit
-        text, name = cause(error), type(error).__name__
+        text = cause(error)
+        name = type(error).__name__
         problem = text if text.startswith(name) else f"{name}: {text}"
         source = record.entry_point.value
         raise PluginImportFailed(f"{record.what} does not import ({source}): {problem}") from error
@@ -257,8 +258,10 @@ def _version_problem(interface: type[P], plugin: type[P], distribution: str) -> 
 
     The text continues a sentence that begins with the plugin's name. It says which distribution to upgrade.
     """
-    version, accepted = getattr(plugin, "api_version", None), interface.API_VERSIONS
-    oldest, newest = accepted[0], accepted[-1]
+    version = getattr(plugin, "api_version", None)
+    accepted = interface.API_VERSIONS
+    oldest = accepted[0]
+    newest = accepted[-1]
     this = f"this spec-core accepts {newest if oldest == newest else f'{oldest} to {newest}'}"
     if not isinstance(version, int):
         stated = "states no api_version" if version is None else f"states api_version={version!r}"

@@ -234,7 +234,8 @@ class DraftBatch:
 
     def supervision(self, span: Span) -> Supervision:
         """Return the data of one document of the batch from which its loss denominators are computed."""
-        tokens, guess_depth_T = slice(span.start, span.stop), self.guess_depth_T
+        tokens = slice(span.start, span.stop)
+        guess_depth_T = self.guess_depth_T
         return Supervision(
             sample_id=span.sample_id,
             epoch=span.epoch,

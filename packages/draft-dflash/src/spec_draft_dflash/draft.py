@@ -75,7 +75,8 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
 
     def fresh_shape(self, target: TargetSpec) -> DFlashShape:
         """Return the shape of a new draft, from the options, the paper's defaults and the target's sizes."""
-        options, fields = self.options, self.fresh_fields(target)
+        options = self.options
+        fields = self.fresh_fields(target)
         own = {
             "layer_types": options.layer_types or fields["layer_types"],
             "block_size": self._block_size,

@@ -82,18 +82,17 @@ class _BlockSums:
     def __init__(
         self, rule: BlockLoss, states_ASH: Tensor, batch: DraftBatch, scale: Tensor, metrics: GuessMetrics
     ) -> None:
-        self.rule, self.states_ASH, self.batch, self.scale, self.metrics = (
-            rule,
-            states_ASH,
-            batch,
-            scale,
-            metrics,
-        )
+        self.rule = rule
+        self.states_ASH = states_ASH
+        self.batch = batch
+        self.scale = scale
+        self.metrics = metrics
         self.grad_ASH = torch.zeros_like(states_ASH) if torch.is_grad_enabled() else None
 
     def add(self, guesses: CountedGuesses) -> None:
         """Add the loss, metrics and gradients of one chunk: the guesses of some blocks."""
-        head, place_R = self.rule.head.products, guesses.place_R
+        head = self.rule.head.products
+        place_R = guesses.place_R
         logits_RV = head.forward(self.states_ASH[place_R])
         compared = self.rule.targets(self.batch, guesses).compare(logits_RV)
         correct_R = compared.best_R == self.batch.input_ids_T[guesses.label_R]

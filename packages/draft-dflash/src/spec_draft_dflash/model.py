@@ -32,7 +32,8 @@ class DFlashModel(BlockBackbone):
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return loss and metrics, divided by the global batch's ``denominators``, float64 [1]."""
-        block_size, device = self.shape.block_size, batch.input_ids_T.device
+        block_size = self.shape.block_size
+        device = batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config, block_size - 1))
         guesses = CountedGuesses.of(blocks, device)
         weight_S = guess_weights(block_size - 1, self.config.decay(block_size))

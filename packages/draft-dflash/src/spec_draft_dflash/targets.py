@@ -97,13 +97,15 @@ class SoftTargets:
 
     def compare(self, logits_RV: Tensor) -> Compared:
         """Return each slot's arg-max, loss and gradient function."""
-        teacher, logits_R1V = self.teacher, logits_RV[:, None]
+        teacher = self.teacher
+        logits_R1V = logits_RV[:, None]
         scored = score(logits_R1V, self.head.ids_V, teacher, self.ops, self.kernels)
         loss_R1, factors = ROW_LOSSES[self.loss](scored, teacher, self.ops, self.kernels)
 
         def gradient_(weight_R: Tensor) -> Tensor:
             every, below, taught = (factor_R1 * weight_R[:, None] for factor_R1 in factors)
-            weighed, target = (every, below, taught), (teacher.distribution, teacher.in_vocab_mass_R)
+            weighed = (every, below, taught)
+            target = (teacher.distribution, teacher.in_vocab_mass_R)
             self.kernels.distill_grad_(logits_R1V, scored.log_sum_RS, weighed, *target)
             return logits_RV
 

@@ -95,7 +95,9 @@ class CandidateLoss:
         return self.options.ce_weight * has_label_R.to(mass_R) + self.options.soft_weight * mass_R
 
     def _loss(self, head: Distribution, teacher: Teacher, label_R: Tensor, has_label_R: Tensor) -> Tensor:
-        (logits_RV, log_sum_R), options, mass_R = head, self.options, teacher.in_vocab_mass_R
+        logits_RV, log_sum_R = head
+        options = self.options
+        mass_R = teacher.in_vocab_mass_R
         there_R = self._columns(label_R[:, None]).logits(head).squeeze(1)
         terms = self.kernels.distill_terms(
             logits_RV[:, None], log_sum_R[:, None], teacher.distribution, mass_R
@@ -124,7 +126,9 @@ class CandidateLoss:
         It is all · q − weight · t, plus ``grad_RC`` at the candidates; q is the head's distribution and t the wanted
         one. The columns of label and candidates are rounded only once.
         """
-        options, (logits_RV, log_sum_R), label_R = self.options, compared.head, compared.label_R
+        options = self.options
+        logits_RV, log_sum_R = compared.head
+        label_R = compared.label_R
         teacher, mass_R = compared.teacher.distribution, compared.teacher.in_vocab_mass_R
         soft_R = options.soft_weight * mass_R * weight_R
         columns = self._columns(torch.cat([compared.found.id_RC, label_R[:, None]], dim=1))

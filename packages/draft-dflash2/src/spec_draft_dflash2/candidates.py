@@ -32,7 +32,8 @@ class Candidates:
         """Return the candidates of each row of logits, the likeliest first. ``ids_V``: the token of each column."""
         count = shape.num_candidates
         top_RC, column_RC = largest(logits_RV, min(count, len(ids_V)))
-        top_RC, id_RC = top_RC.to(torch.promote_types(top_RC.dtype, torch.float32)), ids_V[column_RC]
+        top_RC = top_RC.to(torch.promote_types(top_RC.dtype, torch.float32))
+        id_RC = ids_V[column_RC]
         if len(ids_V) == shape.vocab_size:
             return cls(id_RC, top_RC)
         return cls(*_merged(top_RC, id_RC, ops, count))
@@ -60,7 +61,9 @@ def _merged(top_RC: Tensor, id_RC: Tensor, ops: VocabularyOps, count: int) -> tu
 
     If two logits are equal, the smaller token id comes first.
     """
-    ids, tops, no_id = list[torch.Tensor](), list[torch.Tensor](), torch.iinfo(torch.int64).min
+    ids = list[torch.Tensor]()
+    tops = list[torch.Tensor]()
+    no_id = torch.iinfo(torch.int64).min
     for _ in range(count):
         local_R, column_R = top_RC.max(-1)
         best_R = ops.reduce_max(local_R)

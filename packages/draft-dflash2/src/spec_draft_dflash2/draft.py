@@ -56,7 +56,8 @@ class DFlash2Draft(CandidateDraft[DFlash2Config, DFlash2Shape]):
         token.
         """
         super().__init__(config)
-        methods, is_reduced = self.serving_methods.items(), self.reduced(self.options.vocab_size)
+        methods = self.serving_methods.items()
+        is_reduced = self.reduced(self.options.vocab_size)
         self.serving_methods = {
             name: method
             for name, method in methods

@@ -20,7 +20,8 @@ def convolve(x_ABH: Tensor, base_KH: Tensor, moving_ABKG: Tensor) -> Tensor:
 
     x is 0 before the first slot. A group's channels share the number in ``moving_ABKG``.
     """
-    groups, num_slots = (moving_ABKG.shape[-1], -1), x_ABH.shape[1]
+    groups = (moving_ABKG.shape[-1], -1)
+    num_slots = x_ABH.shape[1]
     x_ABGC, base_KGC = x_ABH.unflatten(-1, groups), base_KH.unflatten(-1, groups)
     total_ABGC = torch.zeros_like(x_ABGC)
     for tap in range(min(len(base_KH), num_slots)):

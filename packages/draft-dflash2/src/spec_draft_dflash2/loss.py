@@ -112,7 +112,11 @@ class _Sums:
         scale: Tensor,
         metrics: GuessMetrics,
     ) -> None:
-        self.rule, self.inputs, self.batch, self.scale, self.metrics = rule, inputs, batch, scale, metrics
+        self.rule = rule
+        self.inputs = inputs
+        self.batch = batch
+        self.scale = scale
+        self.metrics = metrics
         self.grads: tuple[Tensor, Tensor] | None = None
         self.chosen: list[tuple[Tensor, Tensor, Tensor]] = []
         """Candidates [R, C], derivatives with respect to their scores [R, C], and contexts [R, r] of each chunk."""
@@ -121,7 +125,8 @@ class _Sums:
 
     def add(self, guesses: CountedGuesses) -> None:
         """Add the loss, metrics and gradients of one chunk: the guesses of some blocks."""
-        options, place_R = self.rule.options, guesses.place_R
+        options = self.rule.options
+        place_R = guesses.place_R
         label_R = self.batch.input_ids_T[guesses.label_R]
         compared = self.rule.compare(self.inputs.states_ASH[place_R], label_R, guesses, self.batch)
         choice = self._choose(compared, place_R)
@@ -140,7 +145,9 @@ class _Sums:
             self._add_gradients(place_R, choice, weight_R)
 
     def _choose(self, compared: HeadGuesses, place_R: tuple[Tensor, Tensor]) -> _Choice:
-        options, found, prob_RC = self.rule.options, compared.found, compared.prob_RC
+        options = self.rule.options
+        found = compared.found
+        prob_RC = compared.prob_RC
         successor_RCr = self.inputs.successor_Vr[found.id_RC]
         score_RC = scores(found.logits_RC, self.inputs.context_ASr[place_R], successor_RCr)
         label_RC = compared.is_label_RC.to(prob_RC)
@@ -152,7 +159,8 @@ class _Sums:
         grad_ASH, grad_ASr = self.grads
         grad_RC = self.rule.options.selector_weight * weight_R[:, None] * choice.grad_RC
         grad_ASH[place_R] = self.rule.states_gradient(choice.compared, weight_R, grad_RC)
-        grad_RC, id_RC = grad_RC.to(grad_ASr.dtype), choice.compared.found.id_RC
+        grad_RC = grad_RC.to(grad_ASr.dtype)
+        id_RC = choice.compared.found.id_RC
         grad_ASr[place_R] = (grad_RC[:, None] @ self.inputs.successor_Vr[id_RC]).squeeze(1)
         self.chosen.append((id_RC, grad_RC, self.inputs.context_ASr[place_R]))
 

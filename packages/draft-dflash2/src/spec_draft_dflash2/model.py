@@ -61,7 +61,8 @@ class DFlash2Model(BlockBackbone):
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return loss and metrics, divided by the global batch's ``denominators``, float64 [1]."""
-        num_guesses, device = self.shape.block_size - 1, batch.input_ids_T.device
+        num_guesses = self.shape.block_size - 1
+        device = batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config, num_guesses))
         states_ASH = self.states(batch, blocks, ops)[:, 1:]
         context_ASr = self.candidate_selector.context(states_ASH, blocks.tokens_before(batch, num_guesses))

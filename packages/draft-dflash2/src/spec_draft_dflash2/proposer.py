@@ -34,8 +34,10 @@ class DFlash2Proposer(BlockProposer):
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
         """Return each sequence's guesses, with the vocabulary-wide distributions from which they are drawn."""
-        first, selector = proposers[0], proposers[0].module.candidate_selector
-        (head_VH, _), states_BKH = cls.choose_from(proposers), cls.states(proposers, num_tokens + 1)[:, 1:]
+        first = proposers[0]
+        selector = first.module.candidate_selector
+        head_VH, _ = cls.choose_from(proposers)
+        states_BKH = cls.states(proposers, num_tokens + 1)[:, 1:]
         guesses = Guesses(num_tokens, temperature, generators)
         token_B = torch.tensor([p.last_id for p in proposers], device=states_BKH.device)
         for k in range(num_tokens):

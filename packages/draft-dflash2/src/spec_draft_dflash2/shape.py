@@ -55,7 +55,8 @@ class CandidateShape(BlockShape):
         summand. Each rank therefore also computes only a summand of the taps' gradient. Every rank has all that
         chooses among candidates.
         """
-        hints, convolutions = super().parallel_hints(), self._convolutions
+        hints = super().parallel_hints()
+        convolutions = self._convolutions
         if not convolutions:
             return hints
         inner = {f"{layer}.{name}" for layer in self.layer_names for name in ("self_attn.o_proj", "mlp")}

@@ -79,7 +79,8 @@ class RnnMarkovHead(MarkovHead):
 
     def forward(self, states_ASH: Tensor, embedded_ASr: Tensor) -> Tensor:
         """Return the vectors that W2 multiplies, [A, S, r], computed one guess after the other."""
-        memory, outputs = None, list[torch.Tensor]()
+        memory = None
+        outputs = list[torch.Tensor]()
         for states_AH, embedded_Ar in zip(states_ASH.unbind(1), embedded_ASr.unbind(1), strict=True):
             output_Ar, memory = self.step(states_AH, embedded_Ar, memory)
             outputs.append(output_Ar)

@@ -116,7 +116,11 @@ class _Sums:
     def __init__(
         self, rule: GuessLoss, inputs: HeadInputs, batch: DraftBatch, scale: Tensor, metrics: GuessMetrics
     ) -> None:
-        self.rule, self.inputs, self.batch, self.scale, self.metrics = rule, inputs, batch, scale, metrics
+        self.rule = rule
+        self.inputs = inputs
+        self.batch = batch
+        self.scale = scale
+        self.metrics = metrics
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
         if self.grads is not None:
             # Chunks are summed here, in float32 or wider.
@@ -124,7 +128,8 @@ class _Sums:
 
     def add(self, guesses: CountedGuesses) -> None:
         """Add the loss, metrics and gradients of one chunk: the guesses of some blocks."""
-        options, place_R = self.rule.options, guesses.place_R
+        options = self.rule.options
+        place_R = guesses.place_R
         scored = self._score(guesses)
         loss_R = options.ce_weight * scored.cross_R + options.l1_weight * (2 - 2 * scored.overlap_R)
         weight_R = self.rule.weight_S.to(loss_R)[guesses.guess_R] * self.scale
@@ -141,7 +146,8 @@ class _Sums:
             self._add_gradients(place_R, scored, weight_R)
 
     def _score(self, guesses: CountedGuesses) -> _Scored:
-        place_R, rule = guesses.place_R, self.rule
+        place_R = guesses.place_R
+        rule = self.rule
         ops, head, kernels = rule.ops, rule.head, rule.kernels
         logits_RV = head.products.forward(self.inputs.states_ASH[place_R])
         logits_RV.addmm_(self.inputs.bias_ASr[place_R], self.inputs.bias_Vr.T)
@@ -151,7 +157,8 @@ class _Sums:
         terms = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher.distribution, mass_R)
         overlap_R, below_R = (ops.reduce_sum(term.squeeze(1)) for term in terms[1:])
         id_R = self.batch.input_ids_T[guesses.label_R]
-        labels, has_label_R = LabelColumns.of(id_R, head.ids_V), head.has(id_R)
+        labels = LabelColumns.of(id_R, head.ids_V)
+        has_label_R = head.has(id_R)
         cross_R = log_sum_R - ops.reduce_sum(labels.logits(logits_RV, log_sum_R.dtype))
         chance_R = probabilities(best_R[:, None], head.ids_V, teacher.distribution, ops).squeeze(1)
         return _Scored(
@@ -184,7 +191,8 @@ class _Sums:
     def _add_gradients(self, place_R: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor) -> None:
         """Add the gradients of cross-entropy and L1 distance with respect to states, bias vectors and W2."""
         assert self.grads is not None
-        grad_RV, ops = self._gradient_(scored, weight_R), self.rule.ops
+        grad_RV = self._gradient_(scored, weight_R)
+        ops = self.rule.ops
         grad_ASH, grad_ASr, grad_Vr, *_ = self.grads
         grad_ASH[place_R] = ops.reduce_sum(self.rule.head.products.backward(grad_RV))
         grad_ASr[place_R] = ops.reduce_sum(grad_RV @ self.inputs.bias_Vr)
@@ -198,7 +206,8 @@ class _Sums:
         q < p, it is less by 2 · w · l1_weight · q; at the label it is less by w · c. This follows from
         d‖p − q‖₁ / d logit = q (s − Σ s q) with s = 1 − 2 [q < p]. The label's value is rounded only once.
         """
-        options, column_R1 = self.rule.options, scored.labels.column_R1
+        options = self.rule.options
+        column_R1 = scored.labels.column_R1
         teacher, mass_R = scored.teacher.distribution, scored.teacher.in_vocab_mass_R
         cross_R = weight_R * options.ce_weight * scored.has_label_R
         all_R = cross_R + 2 * options.l1_weight * weight_R * scored.below_R

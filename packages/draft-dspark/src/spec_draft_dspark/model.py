@@ -39,7 +39,8 @@ class DSparkModel(BlockBackbone):
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return loss and metrics, divided by the global batch's ``denominators``, float64 [1]."""
-        num_guesses, device = self.shape.num_guesses, batch.input_ids_T.device
+        num_guesses = self.shape.num_guesses
+        device = batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config, num_guesses))
         weight_S = to_device_async(guess_weights(num_guesses, self.config.gamma), device)
         states_ASH = self.states(batch, blocks, ops)[:, -num_guesses:]

@@ -38,7 +38,8 @@ class DSparkProposer(BlockProposer):
         states_BKH = cls.states(proposers, num_slots)[:, -num_tokens:]
         head_VH, tokens = cls.choose_from(proposers)
         base_BKV = states_BKH @ head_VH.T
-        guesses, memory = Guesses(num_tokens, temperature, generators), None
+        guesses = Guesses(num_tokens, temperature, generators)
+        memory = None
         token_B = torch.tensor([p.last_id for p in proposers], device=states_BKH.device)
         for k in range(num_tokens):
             bias_Br, memory = head.step(states_BKH[:, k], head.embed(token_B), memory)

@@ -161,7 +161,8 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
 
     def target_problem(self, target: TargetSpec) -> str | None:
         """Return why the captured layers, the window or the images are invalid for the draft, or None."""
-        window, steps = self.shape(target).sliding_window, self.options.num_steps
+        window = self.shape(target).sliding_window
+        steps = self.options.num_steps
         if window is not None and window <= steps:
             return f"its sliding_window={window} must be above draft.num_steps={steps}"
         return super().target_problem(target) or self._image_problem(target)
@@ -207,7 +208,8 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
         goes through the layers and the head once in each step. All layers but the last process every token
         once.
         """
-        shape, steps = self.shape(target), self.options.num_steps
+        shape = self.shape(target)
+        steps = self.options.num_steps
         weights = shape.tensor_shapes()
         inputs = prod(weights.pop("fc.weight")) + num_weights(
             size for name, size in weights.items() if ".self_attn.k" in name or ".self_attn.v" in name
@@ -227,7 +229,8 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
 
         The result is a lower bound. It counts only the unrolled steps of a sample's supervised tokens.
         """
-        shape, options = self.shape(target), self.options
+        shape = self.shape(target)
+        options = self.options
         heads, key_width = shape.cache_shape
         cached = heads * (key_width + shape.value_width)
         values = shape.hidden_size + cached + shape.inner_values * (not options.checkpoint_activations)

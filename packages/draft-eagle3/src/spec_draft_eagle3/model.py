@@ -88,7 +88,8 @@ class Eagle3Layer(nn.Module):
         ``row_N``: indices of the rows that have a query; None means all rows. ``embedded``: the result of
         ``embed``, only for the first layer.
         """
-        normed_TH, width = self.normed(hidden_TH), len(self.self_attn.input_projections[0].weight)
+        normed_TH = self.normed(hidden_TH)
+        width = len(self.self_attn.input_projections[0].weight)
         if row_N is None:
             projected = self._linear(normed_TH, weight, embedded)
             queries, keys_values = projected.split([width, len(weight) - width], dim=1)
@@ -133,7 +134,9 @@ class _UnrolledLayer:
         ``weight``: the stacked weights of the input projections of the hidden state. ``bounds``: first row of
         each document, and the row after its last row.
         """
-        self._model, self._layer, self._weight = model, layer, weight
+        self._model = model
+        self._layer = layer
+        self._weight = weight
         self._attention = UnrolledAttention(
             model.kernels, bounds, model.config.num_steps, model.shape.sliding_window
         )
@@ -153,11 +156,14 @@ class _UnrolledLayer:
         self, rows: _Rows, hidden_RH: Tensor, embedded: Tensor | None, *past: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the step's output, keys and values. ``past``: see ``UnrolledAttention``."""
-        layer, attention, rotate = self._layer, self._layer.self_attn, self._model.kernels.rotate
+        layer = self._layer
+        attention = layer.self_attn
+        rotate = self._model.kernels.rotate
         if embedded is not None:
             index = rows.token_N
             embedded = embedded[index] if isinstance(index, slice) else take_rows(embedded, index)
-        local_N, hidden_RH = rows.local_N if rows.step == 0 else None, layer.start(hidden_RH)
+        local_N = rows.local_N if rows.step == 0 else None
+        hidden_RH = layer.start(hidden_RH)
         projected = layer.project(hidden_RH, self._weight, embedded, local_N)
         if local_N is not None:
             hidden_RH = self._model.select(hidden_RH, local_N)
@@ -192,7 +198,9 @@ class Eagle3Model(ChainModule):
         images, which are then the first captured state.
         """
         super().__init__()
-        self.shape, self.config, self.kernels = shape, config, kernels
+        self.shape = shape
+        self.config = config
+        self.kernels = kernels
         self.merged_token_id = merged_token_id
         self.fused = slice(0 if merged_token_id is None else 1, -1)
         """Captured states that ``fuse`` combines. The last captured state is for the teacher."""
@@ -237,7 +245,9 @@ class Eagle3Model(ChainModule):
         the token is arbitrary: the row has no label in this step or a later one, and no row of its document
         attends to it.
         """
-        steps, layers, own = self.config.num_steps, self.decoder_layers, ContextRows.of(batch)
+        steps = self.config.num_steps
+        layers = self.decoder_layers
+        own = ContextRows.of(batch)
         inputs = InputTokens.of(batch, own, steps)
         # The embedding's part of q, k and v does not depend on the step, so every step shares one product.
         token_weight, hidden_weight = self.midlayer.qkv_weight().chunk(2, dim=1)

@@ -52,7 +52,8 @@ class ChainProposer(BatchProposer):
         ``hidden`` holds all captured layers. The last layer, which is the input of the final norm, is not
         used.
         """
-        network, counts = proposers[0]._network, [len(ids) for ids in next_ids]
+        network = proposers[0]._network
+        counts = [len(ids) for ids in next_ids]
         device = network.device
         ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64).to(device)
         hidden_TNH = torch.cat(list(hidden)).to(device)
@@ -87,7 +88,8 @@ class ChainProposer(BatchProposer):
             _Context(caches, num_tokens, network.window)
             for caches in zip(*(p._caches for p in proposers), strict=True)
         ]
-        guesses, id_B = Guesses(num_tokens, temperature, generators), None
+        guesses = Guesses(num_tokens, temperature, generators)
+        id_B = None
         hidden_BH, normed_BH = network.module.output(torch.stack([p._last for p in proposers]))
         angles = network.angles(contexts[0].guess_position_S)
         step_angles = zip(*(part.split(len(proposers)) for part in angles), strict=True)
@@ -103,8 +105,10 @@ class _Network:
     """Runs the draft's layers and head on positions of several sequences."""
 
     def __init__(self, module: Eagle3Model, ops: VocabularyOps) -> None:
-        self.module, self._ops = module, ops
-        self.device, self.layers = module.fc.weight.device, module.decoder_layers
+        self.module = module
+        self._ops = ops
+        self.device = module.fc.weight.device
+        self.layers = module.decoder_layers
         self.window = module.shape.sliding_window
 
     def angles(self, position_T: Tensor) -> Angles:
@@ -175,7 +179,8 @@ class _Context:
         device = caches[0][0].device
         self._window = window
         self._lengths = torch.tensor([len(keys) for keys, _ in caches])
-        self._used, self._num_guesses = int(self._lengths.max()), 0
+        self._used = int(self._lengths.max())
+        self._num_guesses = 0
         self._keys, self._values = (
             torch.nn.functional.pad(pad_sequence(parts, batch_first=True).transpose(1, 2), (0, 0, 0, room))
             for parts in ([keys for keys, _ in caches], [values for _, values in caches])
@@ -193,7 +198,8 @@ class _Context:
     def append(self, k_BND: Tensor, v_BND: Tensor) -> None:
         """Add the keys and values of one guess of each sequence."""
         column = self._used + self._num_guesses
-        self._keys[:, :, column], self._values[:, :, column] = k_BND, v_BND
+        self._keys[:, :, column] = k_BND
+        self._values[:, :, column] = v_BND
         self._num_guesses += 1
 
     @property

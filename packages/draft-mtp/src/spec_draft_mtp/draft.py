@@ -134,12 +134,14 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         For every token, the keys, values and attention of step 0 are computed. A supervised token goes
         through the layer and the target's head once in each step.
         """
-        shape, steps = self.shape(target), self.options.num_steps
+        shape = self.shape(target)
+        steps = self.options.num_steps
         weights = shape.tensor_shapes()
         keys = num_weights(
             size for name, size in weights.items() if ".self_attn.k" in name or ".self_attn.v" in name
         )
-        width, head = shape.num_heads * shape.cache_shape[1], target.vocab_size * target.hidden_size
+        width = shape.num_heads * shape.cache_shape[1]
+        head = target.vocab_size * target.hidden_size
         row = num_weights(weights.values()) + shape.expert_weights
         return StepCost(
             per_token=TRAINED * (prod(weights["mtp.fc.weight"]) + keys),
@@ -153,7 +155,8 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
         The result is a lower bound. It counts only the unrolled steps of a sample's supervised tokens.
         """
-        shape, options = self.shape(target), self.options
+        shape = self.shape(target)
+        options = self.options
         heads, key_width = shape.cache_shape
         cached = heads * (key_width + shape.value_width)
         inner = (2 * shape.hidden_size + shape.inner_values) * (not options.checkpoint_activations)

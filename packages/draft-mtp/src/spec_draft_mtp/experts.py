@@ -82,7 +82,8 @@ class SigmoidRouter(nn.Module):
 
     def forward(self, x_TH: Tensor) -> Chosen:
         """Return each token's experts and their weights."""
-        shape, score_TE = self._shape, _scores(x_TH, self.weight).sigmoid()
+        shape = self._shape
+        score_TE = _scores(x_TH, self.weight).sigmoid()
         with torch.no_grad():
             order_TGE = (score_TE + self.e_score_correction_bias).unflatten(-1, (shape.num_groups, -1))
             best_TG = order_TGE.topk(2, dim=-1)[0].sum(-1).topk(shape.groups_per_token, dim=-1)[1]

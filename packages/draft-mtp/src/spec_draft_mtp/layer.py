@@ -34,7 +34,8 @@ class CentredNorm(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         """Start with weight 1."""
         super().__init__()
-        self.weight, self._eps = nn.Parameter(torch.zeros(width)), eps
+        self.weight = nn.Parameter(torch.zeros(width))
+        self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normed channels, shaped like ``x`` [..., width]."""

@@ -43,7 +43,8 @@ class TargetNorm(nn.Module):
         """Store the target's weight unchanged; the norm multiplies by weight + ``shift``."""
         super().__init__()
         self.register_buffer("weight", weight_H.float(), persistent=False)
-        self._shift, self._eps = shift, eps
+        self._shift = shift
+        self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normed state, shaped like ``x`` [..., H]."""
@@ -78,7 +79,9 @@ class MtpModel(nn.Module):
     ) -> None:
         """Make the network. ``target_norm`` computes the states that engines pass to the head."""
         super().__init__()
-        self.shape, self.config, self.kernels = shape, config, kernels
+        self.shape = shape
+        self.config = config
+        self.kernels = kernels
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         self.mtp = MtpHead(shape, kernels)
         self.target_norm = target_norm
@@ -89,7 +92,8 @@ class MtpModel(nn.Module):
         Σ CE: sum of the cross-entropies (or ``config.loss``) of all labels of step s. ``denominators``: n_s, the
         number of these labels in the global batch, float64 [S].
         """
-        (states, needed), device = self.unroll(batch, ops), batch.input_ids_T.device
+        states, needed = self.unroll(batch, ops)
+        device = batch.input_ids_T.device
         loss = HeadLoss(
             head=ops.head,
             ids_V=torch.arange(*ops.vocab_range, device=device),
@@ -108,7 +112,8 @@ class MtpModel(nn.Module):
         that is after the end of the row's document, the token is arbitrary: the row has no label in this step or a
         later one, and no row of its document attends to it.
         """
-        steps, own = self.config.num_steps, ContextRows.of(batch)
+        steps = self.config.num_steps
+        own = ContextRows.of(batch)
         inputs = InputTokens.of(batch, own, steps)
         embedded = inputs.padded(ops.embed(inputs.ids_U))
         bounds = [(span.start, span.stop) for span in batch.spans]
@@ -121,7 +126,8 @@ class MtpModel(nn.Module):
         for step in range(steps):
             row_N, local_N = needed.of_step(step)
             token_K = inputs.indices(row_N, step) if step > 0 else inputs.first
-            position_K, angles = position_N[: needed.counts[step]] + step, angles_of[step]
+            position_K = position_N[: needed.counts[step]] + step
+            angles = angles_of[step]
             if step == 0 and not needed.are_all:
                 position_K = own.take(batch.position_T)
                 angles = self.rope.angles(position_K, states[0].dtype)
@@ -136,7 +142,8 @@ class MtpModel(nn.Module):
         self, rows: _Rows, attention: UnrolledAttention, embedded: Tensor, state: Tensor, *past: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return a step's output, keys and values. ``past``: see ``UnrolledAttention``."""
-        layer, position_K = self.mtp.layer, rows.position_K
+        layer = self.mtp.layer
+        position_K = rows.position_K
         x_KH = self.mtp.join(embedded[rows.token_K], state[: len(position_K)], position_K)
         q, k, v, *rest = layer.qkv(x_KH, lambda heads: self.kernels.rotate(heads, rows.angles))
         if rows.step == 0:

@@ -30,8 +30,10 @@ class MtpProposer(BatchProposer):
 
     def __init__(self, module: MtpModel, ops: VocabularyOps) -> None:
         """Start with an empty cache."""
-        self._module, self._ops = module, ops
-        weight, shape = module.mtp.fc.weight, module.shape
+        self._module = module
+        self._ops = ops
+        weight = module.mtp.fc.weight
+        shape = module.shape
         heads, width = shape.cache_shape
         self._cache: Cache = (
             weight.new_zeros(0, heads, width),
@@ -45,14 +47,16 @@ class MtpProposer(BatchProposer):
         cls, proposers: Sequence[Self], next_ids: Sequence[Sequence[int]], hidden: Sequence[Tensor]
     ) -> None:
         """Add keys and values of more positions of every sequence to the caches, in one forward pass."""
-        first, counts = proposers[0], [len(ids) for ids in next_ids]
+        first = proposers[0]
+        counts = [len(ids) for ids in next_ids]
         device = first._last_H.device
         ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64, device=device)
         state_TH = first._module.first_state(torch.cat(list(hidden)).to(device))
         state_TH, caches = first._step(ids_T, state_TH, [p._cache for p in proposers], counts)
         ends = zip(state_TH.split(counts), caches, strict=True)
         for proposer, (states, cache) in zip(proposers, ends, strict=True):
-            proposer._last_H, proposer._cache = states[-1], cache
+            proposer._last_H = states[-1]
+            proposer._cache = cache
 
     @classmethod
     def guess_all(
@@ -62,9 +66,12 @@ class MtpProposer(BatchProposer):
 
         Keys and values of guesses are not kept in the caches.
         """
-        first, counts = proposers[0], [1] * len(proposers)
-        state_BH, caches = torch.stack([p._last_H for p in proposers]), [p._cache for p in proposers]
-        guesses, id_B = Guesses(num_tokens, temperature, generators), None
+        first = proposers[0]
+        counts = [1] * len(proposers)
+        state_BH = torch.stack([p._last_H for p in proposers])
+        caches = [p._cache for p in proposers]
+        guesses = Guesses(num_tokens, temperature, generators)
+        id_B = None
         for _ in range(num_tokens):
             if id_B is not None:
                 state_BH, caches = first._step(id_B, state_BH, caches, counts)
@@ -78,7 +85,8 @@ class MtpProposer(BatchProposer):
 
         Sequence i has ``counts[i]`` new tokens, which follow the positions in cache i.
         """
-        mtp, position_T = self._module.mtp, new_positions(caches, counts)
+        mtp = self._module.mtp
+        position_T = new_positions(caches, counts)
         x_TH = mtp.join(self._ops.embed(ids_T), state_TH, position_T)
         angles = self._module.rope.angles(position_T, x_TH.dtype)
         q, k, v, *rest = mtp.layer.qkv(x_TH, lambda heads: rotate(heads, angles))

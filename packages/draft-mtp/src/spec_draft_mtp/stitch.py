@@ -34,7 +34,8 @@ def stitch(target: Path, head: Path, output: Path) -> None:
         raise ArtifactError(
             f"target {target} has no MTP head that the trained one could replace; export the head alone"
         )
-    shapes, others = head_shapes(target), {name: tuple(tensor.shape) for name, tensor in new.items()}
+    shapes = head_shapes(target)
+    others = {name: tuple(tensor.shape) for name, tensor in new.items()}
     dtypes = {name: getattr(torch, _DTYPES[at.dtype]) for name, (_, at) in old.items()}
     unlike = {name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name)} or {
         name

@@ -109,7 +109,9 @@ def read_head(folder: Path) -> dict[str, Tensor]:
     import torch
     from safetensors import safe_open
 
-    shapes, loaded, places = head_shapes(folder), dict[str, "Tensor"](), head_places(folder)
+    shapes = head_shapes(folder)
+    loaded = dict[str, "Tensor"]()
+    places = head_places(folder)
     for path in {at.file for _, at in places.values()}:
         with safe_open(path, framework="pt") as file:
             for name, (place, at) in places.items():

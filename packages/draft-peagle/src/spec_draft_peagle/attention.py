@@ -80,7 +80,8 @@ class _KernelAttention(torch.autograd.Function):
     ) -> Tensor:
         assert kernels.prefixed_attention is not None
         out, lse = kernels.prefixed_attention(q, key, value, pieces)
-        ctx.kernels, ctx.pieces = kernels, pieces
+        ctx.kernels = kernels
+        ctx.pieces = pieces
         ctx.save_for_backward(q, key, value, out, lse)
         return out
 
@@ -92,7 +93,8 @@ class _KernelAttention(torch.autograd.Function):
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return causal attention of queries that belong to the last len(q) rows of k and v."""
-    group, is_whole = q.shape[1] // k.shape[1], len(q) == len(k)
+    group = q.shape[1] // k.shape[1]
+    is_whole = len(q) == len(k)
     heads = q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     mask = None
     if not is_whole:

@@ -140,7 +140,9 @@ class Chains:
     @classmethod
     def of(cls, batch: DraftBatch, rule: ChainRule) -> Self:
         """Choose the chains of every document of a batch, and drop guesses at random (COD)."""
-        columns, bounds, cursor = [torch.zeros(3, 0, dtype=torch.int64)], list[tuple[int, int]](), 0
+        columns = [torch.zeros(3, 0, dtype=torch.int64)]
+        bounds = list[tuple[int, int]]()
+        cursor = 0
         for span in batch.spans:
             count_R, reach_R = rule.draw(batch.supervision(span))
             columns.append(torch.stack([torch.arange(len(count_R)) + span.start, count_R, reach_R]))

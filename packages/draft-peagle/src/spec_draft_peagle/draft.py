@@ -74,7 +74,8 @@ class PEagleDraft(ChainDraft[PEagleConfig, PEagleShape]):
 
     def fresh_shape(self, target: TargetSpec) -> PEagleShape:
         """Return the shape of a new draft, from the options and the target's sizes."""
-        options, mask_token_id = self.options, self.options.mask_token_id
+        options = self.options
+        mask_token_id = options.mask_token_id
         return PEagleShape.for_target(
             options,
             target,
@@ -136,9 +137,12 @@ class PEagleDraft(ChainDraft[PEagleConfig, PEagleShape]):
         inputs with ``checkpoint_activations``). Otherwise it counts the keys and values of the sample's tokens,
         and the inputs of the head.
         """
-        shape, masks, again = self.shape(target), self._masks(), self.options.checkpoint_activations
+        shape = self.shape(target)
+        masks = self._masks()
+        again = self.options.checkpoint_activations
         keys = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-        row, earlier = shape.hidden_size + shape.inner_values * (not again), shape.num_layers - 1
+        row = shape.hidden_size + shape.inner_values * (not again)
+        earlier = shape.num_layers - 1
         if self.options.segment_tokens is None:
             return lambda num_tokens, num_supervised: round(
                 row * (earlier * (num_tokens + masks * num_supervised) + (1 + masks) * num_supervised)

@@ -65,13 +65,16 @@ class _Sums:
     def __init__(
         self, rule: PEagleLoss, states_EH: Tensor, guesses: GuessesByToken, denominators: Tensor
     ) -> None:
-        self.rule, self.states_EH, self.guesses = rule, states_EH, guesses
+        self.rule = rule
+        self.states_EH = states_EH
+        self.guesses = guesses
         wide = torch.promote_types(states_EH.dtype, torch.float32)
         self.kept_K, self.reached_K = denominators.to(states_EH.device).chunk(2)
         total = self.kept_K.sum()
         self.scale = torch.where(total > 0, 1 / total.clamp(min=1), 0).to(wide)
         zeros = self.scale.new_zeros
-        self.loss, self.sums = zeros(()), {name: zeros(len(self.kept_K)) for name in _VALUES}
+        self.loss = zeros(())
+        self.sums = {name: zeros(len(self.kept_K)) for name in _VALUES}
         self.agreed_E, self.matched_E, self.chance_E = zeros(3, len(states_EH))
         """Whether a guess is the target's arg-max, whether it is the data's token, and the target's probability."""
         self.grads: tuple[Tensor, Tensor] | None = None
@@ -80,10 +83,15 @@ class _Sums:
 
     def add(self, tokens: slice, chunk: slice, batch: DraftBatch) -> None:
         """Add loss, metrics and gradients of the guesses of a chunk. ``tokens``: the tokens before these guesses."""
-        token_U, teacher_R = self.guesses.token_U[tokens], self.guesses.teacher_E[chunk] - tokens.start
+        token_U = self.guesses.token_U[tokens]
+        teacher_R = self.guesses.teacher_E[chunk] - tokens.start
         hidden_UH = batch.hidden_TNH[token_U, -1]
-        rule, guess_R, state_R = self.rule, self.guesses.guess_E[chunk], self.guesses.state_E[chunk]
-        input_RH, ops, kernels = self.states_EH[state_R], rule.ops, rule.kernels
+        rule = self.rule
+        guess_R = self.guesses.guess_E[chunk]
+        state_R = self.guesses.state_E[chunk]
+        input_RH = self.states_EH[state_R]
+        ops = rule.ops
+        kernels = rule.kernels
         teacher = teach(ops, kernels, hidden_UH, rule.ids_V, rule.vocab_mask_V)
         teacher = teacher.take(teacher_R)
         logits_RV = rule.head.forward(input_RH)
@@ -91,7 +99,8 @@ class _Sums:
         value_R1, factors = ROW_LOSSES[rule.kind](scored, teacher, ops, kernels)
         trained_R1 = teacher.trained_R[:, None].to(self.scale.dtype)
         self.loss += (value_R1 * trained_R1).sum() * self.scale
-        best_R, wide = scored.best_RS[:, 0], self.scale.dtype
+        best_R = scored.best_RS[:, 0]
+        wide = self.scale.dtype
         self.agreed_E[chunk] = (best_R == teacher.best_R).to(wide)
         self.matched_E[chunk] = (best_R == batch.input_ids_T[token_U + 1][teacher_R]).to(wide)
         self.chance_E[chunk] = scored.chance_RS[:, 0].to(wide)

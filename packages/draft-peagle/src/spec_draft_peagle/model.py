@@ -48,7 +48,8 @@ class PEagleLayer(nn.Module):
         self._starts_normed = is_first and shape.norm_before_residual
         self.self_attn = AttentionProjections(shape, 2 * width if is_first else width)
         self.mlp = Mlp(width, shape.intermediate_size, kernels.swiglu_mlp)
-        self._head_dim, self._kernels = shape.head_dim, kernels
+        self._head_dim = shape.head_dim
+        self._kernels = kernels
 
     def forward(
         self,
@@ -82,7 +83,9 @@ class PEagleLayer(nn.Module):
         *past: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return states, keys and values. ``past``: keys of earlier segments, then their values."""
-        rows, earlier, hidden_XH = segment.stop - segment.first, len(past) // 2, self.start(hidden_XH)
+        rows = segment.stop - segment.first
+        earlier = len(past) // 2
+        hidden_XH = self.start(hidden_XH)
         masks = len(cos) - rows
         q, *keys_values = self.qkv((hidden_XH, embedded_XH), (cos, sin), asking)
         row_q, mask_q = q.split([len(q) - masks, masks])
@@ -117,9 +120,12 @@ class PEagleLayer(nn.Module):
         else:
             state_XH = self.normed_state(hidden_XH if self._starts_normed else self.hidden_norm(hidden_XH))
             normed = torch.cat([self.input_layernorm(embedded_XH), state_XH], dim=-1)
-        attention, asked, query_angles = self.self_attn, normed, angles
+        attention = self.self_attn
+        asked = normed
+        query_angles = angles
         if asking is not None:
-            asked, query_angles = take_rows(normed, asking), (angles[0][asking], angles[1][asking])
+            asked = take_rows(normed, asking)
+            query_angles = (angles[0][asking], angles[1][asking])
         projections = (attention.q_proj, asked), (attention.k_proj, normed), (attention.v_proj, normed)
         counts = len(query_angles[0]), len(angles[0]), len(angles[0])
         q, k, v = (
@@ -151,9 +157,12 @@ class PEagleModel(ChainModule):
     def __init__(self, shape: PEagleShape, config: PEagleConfig, kernels: PEagleKernels) -> None:
         """Make the network; see ``ChainModule`` for its head."""
         super().__init__()
-        self.shape, self.config, self.kernels = shape, config, kernels
+        self.shape = shape
+        self.config = config
+        self.kernels = kernels
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
-        width, inputs = shape.hidden_size, shape.num_captured * shape.hidden_size
+        width = shape.hidden_size
+        inputs = shape.num_captured * width
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, inputs))
         self.input_norm = (RmsNorm if shape.norm_before_fc else nn.Identity)(inputs, eps=shape.norm_eps)
         self.fc = linear(inputs, width)
@@ -186,7 +195,8 @@ class PEagleModel(ChainModule):
         If there are several segments, each segment is computed again in the backward pass. Only the returned
         states, and the keys and values of rows, to which later segments attend, stay in memory.
         """
-        device, pieces = batch.input_ids_T.device, list[torch.Tensor]()
+        device = batch.input_ids_T.device
+        pieces = list[torch.Tensor]()
         segments = list(chains.segments(self.config.segment_tokens))
         past: list[list[KeysValues]] = [[] for _ in range(len(self.layers))]
         for segment in segments:
@@ -225,7 +235,8 @@ class PEagleModel(ChainModule):
         kept: list[KeysValues] = []
         for layer, known in zip(self.decoder_layers, past, strict=True):
             narrows = layer is self.decoder_layers[-1] and len(kept) > 0
-            states, recompute = (hidden, embedded), self.config.checkpoint_activations
+            states = (hidden, embedded)
+            recompute = self.config.checkpoint_activations
             hidden, own = layer(
                 states, angles, segment, known, asking if narrows else None, recompute=recompute
             )

@@ -23,8 +23,10 @@ class PEagleProposer(BatchProposer):
 
     def __init__(self, module: PEagleModel, ops: VocabularyOps) -> None:
         """Start with an empty cache."""
-        self._module, self._ops = module, ops
-        shape, weight = module.shape, module.fc.weight
+        self._module = module
+        self._ops = ops
+        shape = module.shape
+        weight = module.fc.weight
         empty = weight.new_zeros(0, shape.num_kv_heads, shape.head_dim)
         self._caches: list[KeysValues] = [(empty, empty)] * shape.num_layers
         self._last_H = weight.new_zeros(shape.hidden_size)
@@ -38,7 +40,8 @@ class PEagleProposer(BatchProposer):
 
         The last captured state, which is the final norm's input, is not used.
         """
-        module, counts = proposers[0]._module, [len(ids) for ids in next_ids]
+        module = proposers[0]._module
+        counts = [len(ids) for ids in next_ids]
         device = module.fc.weight.device
         ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64, device=device)
         hidden_TH = module.fuse(torch.cat(list(hidden))[:, :-1].to(device))
@@ -53,7 +56,8 @@ class PEagleProposer(BatchProposer):
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
         """Guess all tokens of all sequences in one pass; keys and values of mask tokens are not cached."""
-        module, num_masks = proposers[0]._module, num_tokens - 1
+        module = proposers[0]._module
+        num_masks = num_tokens - 1
         state_BKH = torch.stack([p._last_H for p in proposers])[:, None]
         if num_masks:
             hidden_TH = module.mask_states(num_masks * len(proposers))
@@ -76,7 +80,8 @@ class PEagleProposer(BatchProposer):
         """
         module, ops = proposers[0]._module, proposers[0]._ops
         position_T = new_positions([p._caches[0] for p in proposers], counts)
-        embedded_TH, angles = ops.embed(ids_T), module.rope.angles(position_T, hidden_TH.dtype)
+        embedded_TH = ops.embed(ids_T)
+        angles = module.rope.angles(position_T, hidden_TH.dtype)
         layers: list[list[KeysValues]] = []
         for index, layer in enumerate(module.decoder_layers):
             hidden_TH = layer.start(hidden_TH)

@@ -188,7 +188,8 @@ class Decoder:
 
     def _count(self, live: Sequence[_Sequence]) -> None:
         for sequence in live:
-            guessed, accepted = len(sequence.proposal.token_ids), len(sequence.new_ids) - 1
+            guessed = len(sequence.proposal.token_ids)
+            accepted = len(sequence.new_ids) - 1
             sequence.verifications[accepted] += 1
             self._rounds[guessed, accepted] += 1
 
@@ -222,7 +223,9 @@ class Batch:
         self, decoder: Decoder, sampling: SamplingParams, drafting: DraftSource | None, session: Session
     ) -> None:
         """Begin without sequences; all of them are decoded with ``sampling`` and ``drafting``."""
-        self.decoder, self.sampling, self.drafting = decoder, sampling, drafting
+        self.decoder = decoder
+        self.sampling = sampling
+        self.drafting = drafting
         self.live: list[_Sequence] = []
         self.states: list[Tensor] = []
         self._session = session
@@ -271,16 +274,19 @@ class _Sequence:
         num_guesses: int,
         proposer: Proposer | None,
     ) -> None:
-        self.request, self.images = request, images_of(request.prompt)
+        self.request = request
+        self.images = images_of(request.prompt)
         self.text = list(request.prompt)
         """All known tokens. The target has not run the last token yet."""
-        self.generator, self.proposer = generator, proposer
+        self.generator = generator
+        self.proposer = proposer
         self.proposal = _NO_GUESS
         self.new_ids: list[int] = []
         """Tokens that the latest verification yielded."""
         self.verifications = [0] * (num_guesses + 1) if proposer is not None else []
         """Number of verifications that accepted 0, 1, … guesses."""
-        self._room, self._stops = room, stops
+        self._room = room
+        self._stops = stops
         self._num_seen = 1  # no state precedes the first token
         self._token_ids: list[int] = []
         self._gaps: list[float] = []

@@ -166,7 +166,8 @@ class HfEngine(Engine):
         from spec_engine_hf.export_slot import ExportSlot
         from spec_kit.weight_sync import ReceiverReplica, UpdateReceiver, open_weight_transports
 
-        source, folder = self._decoder.drafting, self._draft_folder
+        source = self._decoder.drafting
+        folder = self._draft_folder
         if source is None or folder is None:
             raise EngineError(
                 "this engine has no exported draft whose weights could be updated; load one first"

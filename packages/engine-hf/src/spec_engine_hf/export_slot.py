@@ -41,7 +41,8 @@ class ExportSlot(DraftSlot):
         self._copies = {"live": live, "spare": live}
         self._config = read_config(folder)
         self._layout = DraftLayout.of_folder(folder, model.target)
-        self._model, self._serve = model, serve
+        self._model = model
+        self._serve = serve
 
     @property
     def device(self) -> torch.device:

@@ -103,7 +103,9 @@ class _GrowingLayer(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, N, T, D]; return all keys and all values."""
         if not self.is_initialized:
-            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+            self.dtype = key_states.dtype
+            self.device = key_states.device
+            self.is_initialized = True
             self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         before = self.keys.shape[2]
         after = before + key_states.shape[2]
@@ -119,7 +121,9 @@ class _GrowingLayer(DynamicLayer):
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
         """Replace the layer's keys and values."""
-        self.keys, self.values, self._rooms = keys, values, None
+        self.keys = keys
+        self.values = values
+        self._rooms = None
 
 
 def _with_room(cached_BNLD: Tensor, columns: int) -> Tensor:

@@ -127,7 +127,8 @@ def write_draft_gguf(
 def _write_settings(
     writer: GGUFWriter, fields: Json, architecture: str, target: TargetSpec, own: GGUFReader
 ) -> None:
-    arch, rope = writer.arch, rope_of(fields)
+    arch = writer.arch
+    rope = rope_of(fields)
     writer.add_name(f"{architecture} of {target.folder.name}")
     writer.add_block_count(fields["num_hidden_layers"])
     writer.add_context_length(fields["max_position_embeddings"])
@@ -167,7 +168,8 @@ def _write_beside_target(writer: GGUFWriter, target: TargetSpec, own: GGUFReader
 
 def _write_block(writer: GGUFWriter, fields: Json, architecture: str) -> None:
     """Write the settings of a block draft. Captured layers are named by their inputs, config.json has outputs."""
-    arch, nested = writer.arch, fields["dflash_config"]
+    arch = writer.arch
+    nested = fields["dflash_config"]
     writer.add_uint32(f"{arch}.block_size", nested.get("block_size", fields.get("block_size")))
     writer.add_array(f"{arch}.target_layers", [layer + 1 for layer in nested["target_layer_ids"]])
     writer.add_bool(f"{arch}.attention.causal", False)
@@ -236,7 +238,8 @@ def _head_tensors(stored: Arrays, layer: int) -> Iterator[tuple[str, np.ndarray[
 def _name(stored: str) -> str:
     """Return the GGUF name of a tensor. Raise ArtifactError for a tensor that has none."""
     if found := _LAYER.fullmatch(stored):
-        prefix, inner = f"blk.{found[1] or 0}", found[2]
+        prefix = f"blk.{found[1] or 0}"
+        inner = found[2]
         if inner in _BARE:
             return f"{prefix}.{_BARE[inner]}"
         if (own := _OF_LAYER.get(inner.removesuffix(".weight"))) is not None:

@@ -68,7 +68,9 @@ def _speculate(speculative: Any, draft: Fields, threads: int) -> None:
     kind = f"COMMON_SPECULATIVE_TYPE_{draft['method'].upper().replace('-', '_')}"
     speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
     options.mparams.path = draft["file"]
-    options.n_max, options.n_min, options.p_min = draft["tokens"], 0, 0.0
+    options.n_max = draft["tokens"]
+    options.n_min = 0
+    options.p_min = 0.0
     options.cpuparams.n_threads = options.cpuparams_batch.n_threads = threads
 
 
@@ -90,8 +92,10 @@ def answer(connection: http.client.HTTPConnection, message: Fields) -> Fields:
     one like the others. It ends an answer at end tokens of its own, which the target's file names. An answer that
     such a token may not end is continued by another request.
     """
-    begun, found = time.perf_counter(), StreamedAnswer()
-    most, ends = message["max_new_tokens"], set(message["ends"])
+    begun = time.perf_counter()
+    found = StreamedAnswer()
+    most = message["max_new_tokens"]
+    ends = set(message["ends"])
     while not found.is_complete(most, ends):
         body = {
             **message["sampling"],
@@ -152,7 +156,9 @@ class StreamedAnswer:
         """
         if drafted > self._drafted:
             self.rounds.append([drafted - self._drafted, accepted - self._accepted])
-            self._drafted, self._accepted, self._in_round = drafted, accepted, 0
+            self._drafted = drafted
+            self._accepted = accepted
+            self._in_round = 0
         self._in_round += 1
         if not self.rounds or self._drafted == 0:
             return 0

@@ -91,7 +91,8 @@ def _differing(reader: GGUFReader, target: TargetSpec) -> str | None:
     norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     if np.mean((found * expected).sum(1) / np.maximum(norms, 1e-30)) < _LEAST_COSINE:
         return "embedding"
-    norm, stored = tensors.norm_H.double().numpy(), _weights(reader, "output_norm.weight", slice(None))
+    norm = tensors.norm_H.double().numpy()
+    stored = _weights(reader, "output_norm.weight", slice(None))
     return None if np.abs(stored - norm).max() <= _NORM_TOLERANCE * np.abs(norm).max() else "final norm"
 
 

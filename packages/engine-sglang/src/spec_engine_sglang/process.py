@@ -36,7 +36,8 @@ class SglangProcess(EngineSubprocess):
         self._calls = count()
         env = {**os.environ, **ENVIRONMENT}
         if isinstance(mode, CaptureMode):
-            norm, token = target.norm_name.split(".")[-2], target.image_token_id
+            norm = target.norm_name.split(".")[-2]
+            token = target.image_token_id
             image = () if token is None else (target.vocab_size, token)
             env |= hook.hook_environment(norm, os.environ, image)
         elif isinstance(mode, SpeculativeMode):

@@ -67,13 +67,16 @@ class PassCapture:
 
     def __init__(self, runner: Any, tap: NormTap, decoder: Any, config: LiveRequestsConfig) -> None:
         """Wrap ``runner.forward``. ``decoder``: the module of the target that has its layers."""
-        num_layers, drafted = len(decoder.layers), decoder.layers_to_capture
+        num_layers = len(decoder.layers)
+        drafted = decoder.layers_to_capture
         layers = tuple(sorted({layer for layer in drafted if layer < num_layers}))
-        hidden_size, dtype = runner.model_config.hidden_size, str(runner.dtype).removeprefix("torch.")
+        hidden_size = runner.model_config.hidden_size
+        dtype = str(runner.dtype).removeprefix("torch.")
         schema = FeatureSchema(layers=(*layers, num_layers), hidden_size=hidden_size, dtype=dtype)
         self._copies = StateCopies(StateRows(schema, config.states_bytes, config.age_s))
         self._widths = {len(layers) * hidden_size, len(set(drafted)) * hidden_size}
-        self._num_drafted, self._hidden_size = len(layers), hidden_size
+        self._num_drafted = len(layers)
+        self._hidden_size = hidden_size
         self._tap = tap
         self._running: dict[str, _Running] = {}
         """SGLang's request id → request. Ids come from clients, so only ``key`` names states."""
@@ -158,7 +161,8 @@ def pass_batch(forward_batch: Any, wanted: Mapping[str, str]) -> StepBatch | Non
     ``wanted``: SGLang's id of a request to be captured -> its name in the batch. Other requests have an empty
     name there.
     """
-    mode, names = forward_batch.forward_mode, (forward_batch.rids or ()) if wanted else ()
+    mode = forward_batch.forward_mode
+    names = (forward_batch.rids or ()) if wanted else ()
     keys = [wanted.get(name, "") for name in names]
     if not any(keys):
         return None
@@ -313,6 +317,7 @@ def _graph_rows(arguments: Any) -> int:
     """Return the largest number of rows of a graph that SGLang records with ``arguments``."""
     if set(_graph_backends(arguments)) <= {"disabled"}:
         return 0
-    config, width = arguments.cuda_graph_config, arguments.speculative_num_draft_tokens or 1
+    config = arguments.cuda_graph_config
+    width = arguments.speculative_num_draft_tokens or 1
     sizes = [max(phase.bs or [phase.max_bs or 0]) for phase in (config.prefill, config.decode)]
     return max(sizes[0], sizes[1] * width) + _SPARE_ROWS

@@ -76,7 +76,8 @@ _READS_SWITCHES = ">=0.5.23"
 def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
     """Return the fields of ``ServerArgs`` that make SGLang speculate with the draft of ``mode``."""
     # A block is drafted in one pass, a chain in one for each token.
-    fields, drafted = _read(mode.folder), mode.num_draft_tokens
+    fields = _read(mode.folder)
+    drafted = mode.num_draft_tokens
     steps = drafted if _block_size(mode.folder, fields) is None else 1
     # Else SGLang refuses fewer guesses than the draft's block has.
     own = {"speculative_dspark_block_size": drafted} if _MARKOV_BLOCK in architectures(fields) else {}
@@ -172,7 +173,8 @@ def version_needs(fields: Json) -> Iterator[tuple[str, str]]:
     if _has_switches(fields):
         if fields.get("norm_before_fc"):
             yield _READS_SWITCHES, "norm_before_fc=true, which SGLang reads from 0.5.23 on"
-        causal, layers = fields.get("is_causal"), fields.get("layer_types") or ["full_attention"]
+        causal = fields.get("is_causal")
+        layers = fields.get("layer_types") or ["full_attention"]
         if causal is not None and {kind == "sliding_attention" for kind in layers} != {causal}:
             yield (
                 _READS_SWITCHES,

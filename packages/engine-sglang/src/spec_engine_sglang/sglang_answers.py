@@ -79,7 +79,8 @@ def store_answers(manager: Any, requests: LiveRequests) -> None:
                 _RUNNING.get()[tokenized.rid] = _Answer(requests, tokenized.input_ids, state, states)
         return tokenized
 
-    manager.generate_request, manager._create_tokenized_object = watched, admitting
+    manager.generate_request = watched
+    manager._create_tokenized_object = admitting
 
 
 def _remove_mark(sampling: Any) -> None:
@@ -146,7 +147,8 @@ class _Answer(LiveAnswer):
         ``states``: key of the hidden states that the scheduler captures for the request; None if it captures none.
         """
         super().__init__(requests, states)
-        self._prompt, self._state = prompt, state
+        self._prompt = prompt
+        self._state = state
 
     def note(self, about: Any) -> None:
         """Record SGLang's information about the answer so far."""

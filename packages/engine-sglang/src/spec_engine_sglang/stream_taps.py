@@ -178,7 +178,8 @@ class _Collector:
     """Gives the stream that enters a layer to a tap, and to SGLang's own collector if there is one."""
 
     def __init__(self, tap: Tap, theirs: Any) -> None:
-        self._tap, self._theirs = tap, theirs
+        self._tap = tap
+        self._theirs = theirs
 
     def capture(self, hidden: Tensor, *, owned: bool = False) -> None:
         self._tap(hidden)

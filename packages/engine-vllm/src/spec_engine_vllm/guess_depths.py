@@ -68,7 +68,8 @@ class DepthNotes:
         """Note the tokens that a step has yielded, as the outputs say after stop tokens and preemptions."""
         guesses = self._guesses(scheduled)
         for output in outputs:
-            name, count = output.request_id, len(output.new_token_ids)
+            name = output.request_id
+            count = len(output.new_token_ids)
             depths = self._depths.setdefault(name, [])
             depths += [depth if depth <= guesses.get(name, 0) else 0 for depth in range(1, count + 1)]
             if output.finish_reason is not None:

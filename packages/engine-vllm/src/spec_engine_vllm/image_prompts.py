@@ -55,7 +55,10 @@ def one_token_each(
     Image i has ``counts[i]`` placeholder tokens in ``token_ids``. The tokens ``ends``, which begin and end an
     image, are left out, because vLLM inserts them itself.
     """
-    token_ids, left, short, position = list(token_ids), iter(counts), list[int](), 0
+    token_ids = list(token_ids)
+    left = iter(counts)
+    short = list[int]()
+    position = 0
     while position < len(token_ids):
         if token_ids[position] != image_token_id:
             short.append(token_ids[position])

@@ -35,7 +35,8 @@ class PackedExchange:
 
     def __init__(self, live: nn.Module, spare: nn.Module) -> None:
         """Prepare to swap the packed weights of the same layer in two models: ``live`` and ``spare``."""
-        self._live, self._spare = live, spare
+        self._live = live
+        self._spare = spare
         self._before: tuple[object, object] | None = None
 
     def forget(self) -> None:

@@ -76,7 +76,8 @@ class VllmProcess(EngineSubprocess):
 
     def decode(self, request: GenerationRequest, sampling: SamplingParams) -> Future[Fields]:
         """Send a request to vLLM; the future returns its answer."""
-        prompt, parameters = request.prompt, self._sampling(sampling, request.seed)
+        prompt = request.prompt
+        parameters = self._sampling(sampling, request.seed)
         run = self._run([prompt], [parameters], [images_of(prompt)], times=sampling.with_times)
         return then(run, lambda done: done["answers"][0])
 
@@ -135,7 +136,8 @@ class VllmProcess(EngineSubprocess):
 
 
 def _socket_folder() -> tempfile.TemporaryDirectory[str]:
-    parent, prefix = tempfile.gettempdir(), "spec-vllm-"
+    parent = tempfile.gettempdir()
+    prefix = "spec-vllm-"
     fits = len(f"{parent}/{prefix}") + 8 <= _LONGEST_FOLDER  # tempfile adds 8 characters
     return tempfile.TemporaryDirectory(
         prefix=prefix, dir=parent if fits else "/tmp", ignore_cleanup_errors=True

@@ -49,7 +49,8 @@ def spread(
 
 
 def _spreads_right(rejection_sampler: object) -> bool:
-    temperatures, ends = torch.tensor([0.5, 2.0, 0.0]), torch.tensor([1, 3, 4], dtype=torch.int32)
+    temperatures = torch.tensor([0.5, 2.0, 0.0])
+    ends = torch.tensor([1, 3, 4], dtype=torch.int32)
     got = rejection_sampler.expand_batch_to_tokens(  # type: ignore[attr-defined]
         temperatures, ends, 4, replace_from=0, replace_to=1
     )

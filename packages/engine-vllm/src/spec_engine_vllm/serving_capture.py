@@ -99,11 +99,13 @@ class ServingCapture:
         """Add the final norm's input to the states that the target returns; wrap ``runner.execute_model``."""
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-        drafted, num_layers = drafted_layers(runner), runner.model_config.hf_text_config.num_hidden_layers
+        drafted = drafted_layers(runner)
+        num_layers = runner.model_config.hf_text_config.num_hidden_layers
         layers = sorted({*drafted, num_layers})
         runner.model.set_aux_hidden_state_layers(tuple(layers))
         _name_compiled_code(runner, layers)
-        self._runner, self._num_drafted = runner, len(set(drafted))
+        self._runner = runner
+        self._num_drafted = len(set(drafted))
         self._copies: StateCopies | None = None
         if get_tensor_model_parallel_rank() == 0:  # every rank has the complete states
             dtype = str(runner.model_config.dtype).removeprefix("torch.")

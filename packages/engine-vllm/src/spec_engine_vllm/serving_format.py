@@ -242,7 +242,8 @@ def _loses_sight(draft: ServedFolder) -> bool:
 
     Of DFlash it takes a field that is meant for sliding layers as all layers', of DSpark it does not read the field.
     """
-    algorithm, looks = draft.fields.get(_SPECULATORS), draft.fields.get("sliding_window_non_causal")
+    algorithm = draft.fields.get(_SPECULATORS)
+    looks = draft.fields.get("sliding_window_non_causal")
     kinds: Any = draft.nested("transformer_layer_config", "layer_types") or [_FULL]
     if algorithm in _SPECULATORS_BLOCKS:
         return looks is False and _FULL in kinds

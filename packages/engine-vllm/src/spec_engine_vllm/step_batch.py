@@ -28,7 +28,8 @@ def step_batch(
     request_ids = list(runner.input_batch.req_ids)
     lengths = [num_scheduled_tokens[request_id] for request_id in request_ids]
     names = [keys.get(request_id, "") for request_id in request_ids]
-    positions, token_ids = runner._get_positions(sum(lengths)), runner.input_ids.gpu
+    positions = runner._get_positions(sum(lengths))
+    token_ids = runner.input_ids.gpu
     # Multimodal rotary embeddings have three positions, which are equal for text.
     return StepBatch(names, lengths, positions if positions.dim() == 1 else positions[0], token_ids)
 

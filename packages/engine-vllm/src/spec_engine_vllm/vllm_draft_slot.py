@@ -111,7 +111,8 @@ class VllmDraftSlot(ExchangedSlot):
     def _derive_mask_state(self) -> None:
         """Compute the mask tokens' hidden state of the spare, as vLLM does after it has loaded a draft."""
         if self._mask_states:
-            spare, state = self._model("spare"), self._mask_states["spare"][_MASK_STATE]
+            spare = self._model("spare")
+            state = self._mask_states["spare"][_MASK_STATE]
             state.copy_(spare.combine_hidden_states(spare.get_buffer(_MASK).view(-1)))  # type: ignore[operator]
 
     def _new_model(self) -> nn.Module:
@@ -166,7 +167,8 @@ def _groups(weights: Iterator[tuple[str, Tensor]]) -> Iterator[list[tuple[str, T
         num_bytes += tensor.nbytes
         if num_bytes >= _GROUP_BYTES:
             yield group
-            group, num_bytes = [], 0
+            group = []
+            num_bytes = 0
     if group:
         yield group
 

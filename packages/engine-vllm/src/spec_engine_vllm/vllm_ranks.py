@@ -18,7 +18,8 @@ class VllmRanks(DraftRanks):
     def __init__(self, llm: Any, counts: AcceptanceCounts) -> None:
         """Use vLLM's engine client ``llm`` and the acceptance counters of its frontend."""
         super().__init__()
-        self._llm, self._counts = llm, counts
+        self._llm = llm
+        self._counts = counts
 
     async def answers(self, name: str, argument: str) -> list[Fields]:
         """Call ``spec_draft`` in all workers; return the answers of workers that have a draft with weights."""

@@ -58,7 +58,8 @@ class LocalWorker(ChannelWorker):
         try:
             code = self.process.wait(_UNKILLABLE_S)
         except subprocess.TimeoutExpired:
-            code, how = None, "has closed its connection to the launcher and does not end"
+            code = None
+            how = "has closed its connection to the launcher and does not end"
         else:
             end_group(self.process.pid)
             how = ending(code)

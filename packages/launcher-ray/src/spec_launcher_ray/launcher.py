@@ -70,7 +70,8 @@ class RayWorker(ChannelWorker):
         """Return how the worker, its actor, or the Ray node of its host has ended."""
         how, killed = ending_of(self.code) if self.cluster.lives(self.host) else ("", True)
         if lost := not self.cluster.lives(self.host):  # asked again: a dying host may have answered
-            how, killed = f"was lost: {_gone(self.host)}", True
+            how = f"was lost: {_gone(self.host)}"
+            killed = True
         return WorkerEnded(self, f"{how}; see {self.log}", killed, host_lost=lost and self.alone)
 
 

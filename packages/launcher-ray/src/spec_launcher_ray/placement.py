@@ -97,7 +97,8 @@ class DeviceTable:
 
     def _bundle(self, workers: Sequence[WorkerSpec]) -> Bundle:
         places = [self._place(worker) for worker in workers]
-        host, first = places[0][0], min(first for _, first in places)
+        host = places[0][0]
+        first = min(first for _, first in places)
         stop = max(first + worker.num_devices for (_, first), worker in zip(places, workers, strict=True))
         return Bundle(host, range(first, stop), tuple(workers))
 

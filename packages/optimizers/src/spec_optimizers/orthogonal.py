@@ -68,7 +68,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
         for name, matrix in zip(self._names, matrices, strict=True):
             matrix.mul_(1 - rate * group["weight_decay"]).add_(steps[name], alpha=-rate)
         # Loading a state creates new parameter groups and a new state dictionary.
-        self._others.param_groups, self._others.state = others, self.state
+        self._others.param_groups = others
+        self._others.state = self.state
         self._others.step()
 
     def _direction(self, matrix: Tensor, momentum: float) -> Tensor:

@@ -26,7 +26,9 @@ class ContextRanks(ContextGroup):
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         """Use ``group``, which no other code may use for collectives."""
-        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
 
     def gather(self, parts: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, ...]:
         """Return, for each tensor of ``parts``, the rows of all ranks (C2)."""
@@ -49,7 +51,8 @@ class ContextRanks(ContextGroup):
 
         ``rows``: summands for the rows of all ranks, in rank order. ``counts``: number of rows by rank.
         """
-        most, wide = max(counts), rows.to(torch.promote_types(rows.dtype, torch.float32))
+        most = max(counts)
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
         total = wide.new_empty((most, *rows.shape[1:]))
         if total.numel():
             shares = torch.cat([_padded(share, most) for share in wide.split(list(counts))])
@@ -60,7 +63,8 @@ class ContextRanks(ContextGroup):
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ranks: ContextRanks, counts: tuple[int, ...], *parts: Tensor) -> tuple[Tensor, ...]:
-        ctx.ranks, ctx.counts = ranks, counts
+        ctx.ranks = ranks
+        ctx.counts = counts
         return tuple(ranks.all_rows(part, counts) for part in parts)
 
     @staticmethod

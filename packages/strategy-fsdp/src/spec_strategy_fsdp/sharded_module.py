@@ -26,10 +26,13 @@ class ShardedModule:
     def __init__(self, module: nn.Module, hints: ShardHints, replicas: int, dtype: torch.dtype) -> None:
         """Shard ``module``, which is on this process's device, over the processes of each of the replicas."""
         _register_step_output()
-        ranks, device = dist.get_world_size(), next(module.parameters()).device
-        shape, axes = (ranks,), ("shard",)
+        ranks = dist.get_world_size()
+        device = next(module.parameters()).device
+        shape = (ranks,)
+        axes = ("shard",)
         if replicas > 1:
-            shape, axes = (replicas, ranks // replicas), ("replicate", "shard")
+            shape = (replicas, ranks // replicas)
+            axes = ("replicate", "shard")
         self._mesh = init_device_mesh(device.type, shape, mesh_dim_names=axes)
         policy = MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False

@@ -99,7 +99,8 @@ class FsdpStrategy(Strategy):
 
         everyone = dist.group.WORLD
         assert everyone is not None
-        world_size, dtype = dist.get_world_size(), getattr(torch, self.settings.dtype)
+        world_size = dist.get_world_size()
+        dtype = getattr(torch, self.settings.dtype)
         self._everyone = everyone
         self._context = self._context_group(world_size)
         module.to(self.device)

@@ -35,7 +35,8 @@ class WholeModule:
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         """Replace the weights of ``module`` by copies in ``dtype``; ``begin`` fills them."""
-        self._module, self._pass = module, _Pass()
+        self._module = module
+        self._pass = _Pass()
         self._masters = dict(module.named_parameters(remove_duplicate=False))
         self.trained = {name: master for name, master in module.named_parameters() if master.requires_grad}
         self._copies = {

@@ -30,7 +30,8 @@ class DividedTargetOps(TargetOps):
         group: dist.ProcessGroup,
     ) -> None:
         """Move this rank's rows to ``device`` in ``dtype``."""
-        self._group, rank = group, dist.get_rank(group)
+        self._group = group
+        rank = dist.get_rank(group)
         self._range = bounds[rank], bounds[rank + 1]
         self._shard_rows = max(stop - first for first, stop in pairwise(bounds))
         rows = slice(*self._range)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 def pad_tokens(batch: DraftBatch, multiple: int) -> DraftBatch:
     """Return the batch padded at its end to a positive multiple of ``multiple`` tokens."""
-    num_tokens, guess_depth_T = len(batch.input_ids_T), batch.guess_depth_T
+    num_tokens = len(batch.input_ids_T)
+    guess_depth_T = batch.guess_depth_T
     missing = max(multiple, num_tokens + -num_tokens % multiple) - num_tokens
     batch = replace(batch, rows_multiple=multiple)
     if not missing:

@@ -90,7 +90,9 @@ class HeldWeights:
         ``value`` has the layout of the weight's float32 master, or is a scalar. A scalar is saved once for
         the weight, by the rank that has the weight's first element.
         """
-        scalar, master, division = not value.ndim, self.masters[name], self.divisions.get(name)
+        scalar = not value.ndim
+        master = self.masters[name]
+        division = self.divisions.get(name)
         data, tensor = self.mesh.get_local_rank("data"), self.mesh.get_local_rank("tensor")
         index, copy = divmod(tensor, division.copies if division else self.config.tensor_parallel)
         part = () if scalar else tuple(self.trained[name].shape)

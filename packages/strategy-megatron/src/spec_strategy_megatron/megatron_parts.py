@@ -57,7 +57,9 @@ def data_parallel(
     """
     groups = ProcessGroupCollection()
     groups.dp = groups.dp_cp = groups.expt_dp = mesh.get_group("data")
-    groups.tp, groups.pp, groups.ep = mesh.get_group("tensor"), alone, alone
+    groups.tp = mesh.get_group("tensor")
+    groups.pp = alone
+    groups.ep = alone
     # Megatron reads only the parallel size; "per token" means that gradients are summed, not averaged.
     config = TransformerConfig(
         num_layers=1,

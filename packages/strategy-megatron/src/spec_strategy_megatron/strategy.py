@@ -85,7 +85,8 @@ class MegatronStrategy(Strategy):
     def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
         """Raise ConfigError if heads, channels or a vocabulary cannot be divided evenly (S10)."""
         assert isinstance(config, MegatronConfig)
-        parts, divided = config.tensor_parallel, _hints_of(hints)
+        parts = config.tensor_parallel
+        divided = _hints_of(hints)
         if config.sequence_parallel and parts > 1 and not (divided and divided.each_token):
             raise ConfigError(
                 "strategy.sequence_parallel=true needs a draft that says which of its modules work on each token by "
@@ -128,7 +129,8 @@ class MegatronStrategy(Strategy):
             from spec_strategy_megatron.held_weights import HeldWeights
             from spec_strategy_megatron.megatron_parts import build_optimizer, data_parallel, masters_of
 
-        world_size, parts = dist.get_world_size(), self.config.tensor_parallel
+        world_size = dist.get_world_size()
+        parts = self.config.tensor_parallel
         shape = (world_size // parts, parts)
         self._mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("data", "tensor"))
         self._everyone = dist.new_group(list(range(world_size)))
@@ -307,7 +309,8 @@ class MegatronStrategy(Strategy):
         names = (*hints.partial, *(hints.each_token if self._divides_tokens else ())) if hints else ()
         modules = [self._module.get_submodule(name) for name in names]
         shared = [(parameter, 1, 0) for module in modules for parameter in module.parameters()]
-        parts, rank = self.config.tensor_parallel, self._mesh.get_local_rank("tensor")
+        parts = self.config.tensor_parallel
+        rank = self._mesh.get_local_rank("tensor")
         shared += [
             (self._held.trained[name], parts // division.copies, rank // division.copies)
             for name, division in self._held.divisions.items()

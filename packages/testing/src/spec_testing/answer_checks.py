@@ -136,7 +136,9 @@ def assert_takes_requests_as_answers_end(
     """
     sampling = SamplingParams(max_new_tokens=6, stop_at_eos=False, concurrency=concurrency)
     waiting = deque(GenerationRequest(prompt=row) for row in token_rows(engine, (4, 9)))
-    in_progress, answered, thread = 0, {}, threading.get_ident()
+    in_progress = 0
+    answered = {}
+    thread = threading.get_ident()
 
     def next_request() -> GenerationRequest | None:
         nonlocal in_progress
@@ -169,7 +171,8 @@ def assert_samples_without_seeds(engine: Engine) -> None:
 def _assert_takes_few_requests_ahead(engine: Engine) -> None:
     """Check that the engine answers requests without an end, and that closing the iterator drops the rest."""
     sampling = SamplingParams(max_new_tokens=2, stop_at_eos=False)
-    (prompt,), taken = token_rows(engine, (4,)), 0
+    (prompt,) = token_rows(engine, (4,))
+    taken = 0
 
     def next_request() -> GenerationRequest:
         nonlocal taken

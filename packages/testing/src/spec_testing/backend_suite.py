@@ -247,8 +247,10 @@ class BackendSuite(ConformanceSuite):
             pytest.skip(
                 f"backend {usable.name!r} has no prefixed_attention: ranks that divide a sample use others"
             )
-        device, generator = usable.device(0), torch.Generator().manual_seed(0)
-        bounds, pieces = [(0, 6), (7, 12)], [(0, 0, 2), (0, 4, 6), (7, 9, 12)]
+        device = usable.device(0)
+        generator = torch.Generator().manual_seed(0)
+        bounds = [(0, 6), (7, 12)]
+        pieces = [(0, 0, 2), (0, 4, 6), (7, 9, 12)]
         rows = [row for _, first, stop in pieces for row in range(first, stop)]
         q, k, v, grad = (torch.randn(12, heads, 32, generator=generator) for heads in (4, 2, 2, 4))
         wide = (q.double().requires_grad_(), k.double().requires_grad_(), v.double().requires_grad_())

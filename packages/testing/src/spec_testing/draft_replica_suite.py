@@ -153,7 +153,8 @@ class DraftReplicaSuite(ConformanceSuite):
         target_state: Callable[[Engine], str],
     ) -> None:
         """U2, U4: pushes while the engine generates change neither greedy answers nor bytes of the target."""
-        before, expected = target_state(engine), engine.generate(PROMPTS, SAMPLING)
+        before = target_state(engine)
+        expected = engine.generate(PROMPTS, SAMPLING)
         with _generating(engine) as answers:
             for version in range(1, 20 * NUM_PUSHES):
                 assert publisher.publish(version, _weights(export(version))).result(LIMIT_S).committed

@@ -166,7 +166,8 @@ class DraftSuite(ConformanceSuite):
     @pytest.mark.parametrize("kernel", [no_kernel, reference_kernel], ids=["plain", "kernel"])
     def test_d4_empty_batch_touches_every_parameter(self, bench: Workbench, kernel: FindKernel) -> None:
         """D4, D5: a batch without supervised tokens adds 0 and gives every parameter its (zero) gradient."""
-        samples, bench = bench.samples(), bench.with_kernels(kernel)
+        samples = bench.samples()
+        bench = bench.with_kernels(kernel)
         silent = [ToySample(s.sample_id, s.input_ids, s.hidden_TNH, s.loss_mask & False) for s in samples]
         for spans in range(3):
             batch = toy_batch(silent[:spans], bench.schema, width=4)
@@ -212,7 +213,8 @@ class DraftSuite(ConformanceSuite):
     def test_d10_kernels_change_rounding_only(self, lively: Workbench) -> None:
         """D10: loss and gradients with a backend's kernels equal those without kernels, up to rounding."""
         samples = lively.samples()
-        batches, denominators = [toy_batch(samples, lively.schema, width=8)], lively.denominators(samples)
+        batches = [toy_batch(samples, lively.schema, width=8)]
+        denominators = lively.denominators(samples)
         plain = lively.forward_backward(batches, denominators)
         expected = lively.gradients()
         fast = lively.with_kernels(reference_kernel)
@@ -259,7 +261,8 @@ class DraftSuite(ConformanceSuite):
     def test_d7_loss_falls(self, bench: Workbench) -> None:
         """D7: on data in which each token determines the next, training lowers the loss and raises acceptance."""
         samples = bench.samples(LENGTHS[:3])
-        batches, denominators = [toy_batch(samples, bench.schema)], bench.denominators(samples)
+        batches = [toy_batch(samples, bench.schema)]
+        denominators = bench.denominators(samples)
         optimizer = torch.optim.AdamW(bench.module.parameters(), lr=1e-2)
         outputs: list[StepOutput] = []
         for _ in range(15):

@@ -270,7 +270,8 @@ class EngineSuite(ConformanceSuite):
         for prompt in _prompts(engine):
             before = engine.acceptance()
             (answer,) = engine.generate([prompt], SPECULATING)
-            counted, behind = engine.acceptance() - before, len(answer.token_ids) - 1
+            counted = engine.acceptance() - before
+            behind = len(answer.token_ids) - 1
             assert behind <= counted.rounds + counted.accepted <= behind + SPECULATING.num_draft_tokens
 
     def test_e6_closed_engine_is_not_healthy(self, engine: Engine) -> None:

@@ -69,7 +69,8 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 def _outcome(result: object, arguments: object) -> list[Tensor]:
     """Return the result's tensors, and the gradients of the arguments that require gradients."""
-    values, inputs = list(_tensors(result)), [t for t in _tensors(arguments) if t.requires_grad]
+    values = list(_tensors(result))
+    inputs = [t for t in _tensors(arguments) if t.requires_grad]
     if not inputs:
         return values
     generator = torch.Generator().manual_seed(1)

@@ -301,7 +301,8 @@ class LauncherSuite(ConformanceSuite):
             else:
                 psutil.Process(pids[0]).kill()
                 assert isinstance(received(launcher), WorkerEnded)
-            old, worker = worker, launcher.replace(worker)
+            old = worker
+            worker = launcher.replace(worker)
             assert (worker.name, worker is old) == ("toy-0", False)
             assert_soon(partial(_none_is_running, pids))
             event = received(launcher)

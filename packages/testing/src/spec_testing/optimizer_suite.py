@@ -79,7 +79,8 @@ class OptimizerSuite(ConformanceSuite):
 
     def test_g2_g3_follows_the_gradient(self, plugin: Optimizer) -> None:
         """G2, G3: the weights are changed in place towards a lower loss, and no weight is left out."""
-        weights, goal = _weights(_drawn(0)), _drawn(9)
+        weights = _weights(_drawn(0))
+        goal = _drawn(9)
         built = plugin.build(weights, map_here)
         before = {weight.name: (weight.values - goal[weight.name]).norm() for weight in weights}
         for _ in range(_STEPS):
@@ -99,7 +100,8 @@ class OptimizerSuite(ConformanceSuite):
 
         One rank has no element of the vector, and no gradient for it.
         """
-        whole, ranks = self._trained(plugin), _Ranks({"rows": _cut_rows, "range": _cut_range}[cut])
+        whole = self._trained(plugin)
+        ranks = _Ranks({"rows": _cut_rows, "range": _cut_range}[cut])
         for name, value in ranks.train(plugin, self.lr).items():
             torch.testing.assert_close(value, whole[name], rtol=_TOLERANCE, atol=_TOLERANCE)
 

@@ -74,7 +74,8 @@ class Rank:
 
     def __init__(self, rank: int, world_size: int, line: Connection) -> None:
         """Store this rank's number and its connection to the test."""
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self._line = line
         self._published: deque[Any] = deque()
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from spec_testing.limits import patient
 
-QUIET_S, PATIENCE_S = 0.25, patient(5.0)
+QUIET_S = 0.25
+PATIENCE_S = patient(5.0)
 _counting = threading.Lock()
 """Lock that is held while a thread counts: counting opens two files, which another thread must not count."""
 
@@ -24,12 +25,14 @@ class Resources(NamedTuple):
 
 def settled_resources() -> Resources:
     """Wait until this process's counts are stable, because threads end with a delay, and return them."""
-    last, since = _count(), time.monotonic()
+    last = _count()
+    since = time.monotonic()
     deadline = since + PATIENCE_S
     while time.monotonic() - since < QUIET_S and time.monotonic() < deadline:
         time.sleep(QUIET_S / 4)
         if (now := _count()) != last:
-            last, since = now, time.monotonic()
+            last = now
+            since = time.monotonic()
     return last
 
 

@@ -141,9 +141,11 @@ class ServingSuite(ConformanceSuite):
         """V7: as V3, for a program that changes the number of draft tokens; others refuse in one line."""
         before = _contents(draft_folder)
         try:
-            answer, refused = serving.command_by_load(target, draft, draft_folder, draft_tokens), False
+            answer = serving.command_by_load(target, draft, draft_folder, draft_tokens)
+            refused = False
         except ConfigError as error:
-            answer, refused = str(error), True
+            answer = str(error)
+            refused = True
         assert answer
         assert "\n" not in answer
         if not refused:

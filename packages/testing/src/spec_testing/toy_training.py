@@ -220,7 +220,8 @@ def load_into_another_module(strategy: Strategy, plan: Plan) -> bool:
 
 def compare_vocabulary_ops(strategy: Strategy, plan: Plan) -> bool:
     """Assert that VocabularyOps give the embeddings and logits of the target's tensors; return True."""
-    ops, device = _ops(strategy, plan), strategy.device
+    ops = _ops(strategy, plan)
+    device = strategy.device
     target = toy_target(plan.folder)
     tensors = toy_tensors(target)
     ids = torch.tensor([3, 96, 0], device=device)
@@ -283,7 +284,8 @@ def reference(plan: Plan) -> Report:
     optimizer = plan.new_optimizer().build(weights, map_here)
     for group in optimizer.param_groups:
         group["lr"] = plan.lr
-    batch, denominators = toy_batch(_samples(), SCHEMA), _denominators()
+    batch = toy_batch(_samples(), SCHEMA)
+    denominators = _denominators()
     report = Report()
     for _ in range(plan.steps):
         optimizer.zero_grad()

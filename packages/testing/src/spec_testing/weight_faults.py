@@ -180,7 +180,8 @@ DAMAGES = (_flip, _drop, _double, _truncate, _swap, _reorder, _stale)
 
 class _DamagingReceiver(WeightReceiver):
     def __init__(self, receiver: WeightReceiver, damage: Callable[[Weights], Weights]) -> None:
-        self._receiver, self._damage = receiver, damage
+        self._receiver = receiver
+        self._damage = damage
         self.address = receiver.address
 
     def receive(self, sender: str, deadline: float) -> Weights:

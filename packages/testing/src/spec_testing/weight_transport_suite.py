@@ -48,7 +48,8 @@ from spec_testing.weight_stage import (
 
 Build = Callable[[], WeightTransport]
 
-LONG_S, SHORT_S = patient(60.0), 1.0
+LONG_S = patient(60.0)
+SHORT_S = 1.0
 ROUNDS = 3
 BROKEN_UPDATE = 15
 LATE_EVENTS = 4
@@ -171,11 +172,13 @@ def _round_trips(me: Rank, stage: WeightStage) -> None:
     New memory is filled with a pattern, so that missing bytes are noticed.
     """
     torch.use_deterministic_algorithms(True)
-    transport, mail = stage.build() if me.rank else stage.build_publishers(), _Mail(me)
+    transport = stage.build() if me.rank else stage.build_publishers()
+    mail = _Mail(me)
     device = stage.device
     receivers = range(1, me.world_size)
     for version in range(ROUNDS):
-        manifest, weights = _manifest(version), stage.weights(version)
+        manifest = _manifest(version)
+        weights = stage.weights(version)
         deadline = time.monotonic() + LONG_S
         if me.rank == 0:
             addresses = [mail.take(rank) for rank in receivers]
@@ -197,7 +200,9 @@ def _round_trips(me: Rank, stage: WeightStage) -> None:
 def _sender_that_leaves(me: Rank, stage: WeightStage) -> None:
     """Open the sender on rank 0 and send nothing; other ranks expect DeadlineExceeded."""
     transport = stage.build() if me.rank else stage.build_publishers()
-    manifest, mail, device = _manifest(1), _Mail(me), stage.device
+    manifest = _manifest(1)
+    mail = _Mail(me)
+    device = stage.device
     if me.rank == 0:
         address = mail.take(1)
         with transport.sender(manifest, stage.weights(1), [address], device, "replica") as sender:
@@ -261,7 +266,8 @@ def _thirty_updates(me: Rank, stage: WeightStage) -> None:
         with stage.publisher() as publisher:
             publisher.add("one", replica).result(LONG_S)
             first = stage.weights(1)
-            old, first_is_on_host = weakref.ref(first["cut"]), first["cut"].is_cpu
+            old = weakref.ref(first["cut"])
+            first_is_on_host = first["cut"].is_cpu
             assert publisher.publish(1, first).result(LONG_S).committed
             del first
             before = [stage.resources(), replica.ask("resources")]

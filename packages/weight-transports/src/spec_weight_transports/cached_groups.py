@@ -44,7 +44,8 @@ class WeightGroup:
         """Build the group with all members of ``rendezvous``, whose timeout applies to the group's calls."""
         import torch
 
-        self.name, self.timeout_s = name, rendezvous.timeout_s
+        self.name = name
+        self.timeout_s = rendezvous.timeout_s
         self.rank, self.world_size = rendezvous.rank, rendezvous.world_size
         self._device = device
         self._module: Any = torch.get_device_module(device)
@@ -110,7 +111,8 @@ class CachedGroups:
     def put(self, route: Route, group: WeightGroup) -> None:
         """Cache a group for ``route``, in place of the previous group."""
         with self._lock:
-            before, self._idle[route] = self._idle.get(route), group
+            before = self._idle.get(route)
+            self._idle[route] = group
         if before is not None:
             before.close()
 
@@ -135,7 +137,9 @@ class Membership:
 
     def __init__(self, cached: CachedGroups, route: Route, backend: Backend) -> None:
         """Take the group that the previous update has cached for ``route``, if there is one."""
-        self._cached, self._route, self._backend = cached, route, backend
+        self._cached = cached
+        self._route = route
+        self._backend = backend
         self._lock = threading.Lock()
         self._closed = False
         self._group = cached.take(route)

@@ -117,7 +117,9 @@ class _CollectiveReceiver(WeightReceiver):
     """
 
     def __init__(self, membership: Membership, plan: BucketPlan, device: torch.device) -> None:
-        self._membership, self._plan, self._device = membership, plan, device
+        self._membership = membership
+        self._plan = plan
+        self._device = device
         self.address = membership.member_name
 
     def receive(self, sender: str, deadline: float) -> Iterator[tuple[str, Tensor]]:
@@ -156,7 +158,10 @@ class _CollectiveSender(WeightSender):
         member_names: Sequence[str],
         device: torch.device,
     ) -> None:
-        self._membership, self._plan, self._weights, self._device = membership, plan, weights, device
+        self._membership = membership
+        self._plan = plan
+        self._weights = weights
+        self._device = device
         self._member_names = member_names
         self._is_open = False
 
@@ -164,7 +169,9 @@ class _CollectiveSender(WeightSender):
         self._is_open = True
         if self._membership.can_reuse(self._member_names, deadline):
             return [""] * len(self._member_names)
-        world_size, token, name = 1 + len(self._member_names), secrets.token_hex(16), secrets.token_hex(8)
+        world_size = 1 + len(self._member_names)
+        token = secrets.token_hex(16)
+        name = secrets.token_hex(8)
         address = self._membership.new_rendezvous(_LOOPBACK, 0, world_size, token, name, deadline).address
         return [json.dumps([address, rank, world_size, token, name]) for rank in range(1, world_size)]
 

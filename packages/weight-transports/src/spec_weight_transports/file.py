@@ -151,7 +151,9 @@ class _FileSender(WeightSender):
     def __init__(
         self, transport: FileTransport, manifest: Manifest, weights: Mapping[str, Tensor], num_ranks: int
     ) -> None:
-        self._transport, self._manifest, self._weights = transport, manifest, weights
+        self._transport = transport
+        self._manifest = manifest
+        self._weights = weights
         self._num_ranks = num_ranks
         self._closed = threading.Event()
 

@@ -77,10 +77,8 @@ class IpcWeightTransport(WeightTransport):
         replica: str,
     ) -> WeightSender:
         """Return a sender that writes each bucket into the shared memory of each receiver."""
-        transport, plan = (
-            self.backend.transport("colocated"),
-            BucketPlan.of(manifest, self.config.bucket_bytes),
-        )
+        transport = self.backend.transport("colocated")
+        plan = BucketPlan.of(manifest, self.config.bucket_bytes)
         return _IpcSender(transport, plan, weights, receivers, device)
 
 
@@ -150,8 +148,11 @@ class _IpcSender(WeightSender):
         receivers: Sequence[str],
         device: torch.device,
     ) -> None:
-        self._transport, self._plan, self._weights = transport, plan, weights
-        self._receivers, self._device = receivers, device
+        self._transport = transport
+        self._plan = plan
+        self._weights = weights
+        self._receivers = receivers
+        self._device = device
         self._guard = _Closable()
 
     def open(self, deadline: float) -> Sequence[str]:

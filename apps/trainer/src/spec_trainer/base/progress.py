@@ -40,10 +40,12 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         ``begun`` is called when the first step was made.
         """
         self._total = total_steps
-        self._title, self._unit = title, unit
+        self._title = title
+        self._unit = unit
         self._waiting = Waiting(f"{title}, first {unit}")
         self._shown = ExitStack()
-        self._note, self._begun = note or step_note, begun
+        self._note = note or step_note
+        self._begun = begun
         self._last_line_s = 0.0
         self._first: tuple[int, float] | None = None
         console = Console(stderr=True)

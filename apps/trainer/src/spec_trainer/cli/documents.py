@@ -24,7 +24,8 @@ def keep_stdout_for_documents() -> None:
     saved = os.dup(1)
     os.dup2(2, 1)
     # What the terminal's encoding lacks, such as é in ASCII, is written as an escape, as on standard error.
-    encoding, errors = sys.stdout.encoding, "backslashreplace"
+    encoding = sys.stdout.encoding
+    errors = "backslashreplace"
     _streams.append(open(saved, "w", encoding=encoding, errors=errors))  # noqa: SIM115 (open until the process ends)
     sys.stdout = sys.stderr
 

@@ -84,7 +84,8 @@ def read_configuration(
 
 def read_resolved(file: Path) -> dict[str, Any]:
     """Return the values of a ``config.yaml`` that ``dump_yaml`` wrote."""
-    text, where = _read_text(file), f"config file {file}"
+    text = _read_text(file)
+    where = f"config file {file}"
     _check_yaml(text, where)
     return _load(text, where, yaml.SafeLoader)
 
@@ -154,7 +155,9 @@ def _check_yaml(text: str, where: str) -> None:
 
     The YAML loader is recursive and would crash on very deep nesting; this check is iterative.
     """
-    size, begun, sizes = 0, list[tuple[str | None, int]](), dict[str | None, int]()
+    size = 0
+    begun = list[tuple[str | None, int]]()
+    sizes = dict[str | None, int]()
     try:
         for event in yaml.parse(text, Loader=_EVENTS):
             if isinstance(event, yaml.CollectionStartEvent):

@@ -212,7 +212,8 @@ class ChatRenderer:
         return self._part_roles[key]
 
     def _reads_part(self, chat: Chat, role: str) -> bool:
-        probe, question = {"role": role, "content": [_PART]}, {"role": "user", "content": "x"}
+        probe = {"role": role, "content": [_PART]}
+        question = {"role": "user", "content": "x"}
         around = {"user": [probe], "assistant": [question, probe]}
         text = self._try_render(chat)(around.get(role, [probe, question]), False) or ""
         return PLACEHOLDER in text and not _LIST.search(text)
@@ -221,7 +222,8 @@ class ChatRenderer:
         self, chat: Chat, messages: Sequence[dict[str, Any]], *, prompt: bool = False, marked: bool = False
     ) -> tuple[str, Spans]:
         messages = in_parts(messages, self._roles_in_parts(chat))
-        template, kwargs = self._template(chat), self._config.chat_template_kwargs
+        template = self._template(chat)
+        kwargs = self._config.chat_template_kwargs
         with row_errors("refused by the chat template"):
             try:
                 return render_process().render(

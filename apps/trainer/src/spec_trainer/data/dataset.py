@@ -139,7 +139,8 @@ def load_dataset(
         images=images,
     )
     reader = _Reader(row_encoder, report)
-    train, held_out = reader.read(config.path), []
+    train = reader.read(config.path)
+    held_out = []
     if config.eval_path is not None:
         held_out = reader.read(config.eval_path)
     elif num := _num_held_out(config, sum(len(row.samples) for row in train)):
@@ -237,7 +238,8 @@ class _Reader:
             )
 
     def _cut(self, where: str, encoded: Encoded) -> Encoded:
-        limit, length = self._config.max_length, len(encoded.input_ids)
+        limit = self._config.max_length
+        length = len(encoded.input_ids)
         if length > limit:
             self._report.truncated.add(f"{where}: {counted(length, 'token')}")
             ids, mask = encoded.input_ids[:limit].copy(), encoded.loss_mask[:limit].copy()

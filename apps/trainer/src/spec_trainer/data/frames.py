@@ -34,7 +34,8 @@ class ContentFrame:
 
     def distances(self, turn: Span) -> Span | None:
         """Return the distances of a turn's start and stop from the content; None if another content is between."""
-        before, after = self.start - turn[0], turn[1] - self.stop
+        before = self.start - turn[0]
+        after = turn[1] - self.stop
         inside = 0 <= before <= len(self.around[2]) and 0 <= after <= len(self.around[3])
         return (before, after) if inside else None
 
@@ -56,7 +57,8 @@ def frames_of(messages: Sequence[Message], whole: str, render: Render) -> dict[i
         return {}
     text = render([_numbered(index, message) for index, message in enumerate(messages)], False)
     first, *rest = _NUMBERED.split(text or "")
-    indices, between = list(map(int, rest[::2])), [first, *rest[1::2]]
+    indices = list(map(int, rest[::2]))
+    between = [first, *rest[1::2]]
     if indices != sorted(set(indices)) or not whole.startswith(first):
         return {}
     spoken = ["", *(message["role"] for message in messages), ""]

@@ -155,7 +155,8 @@ def _open(folder: Path, origin: str) -> Dataset | None:
         record = json.loads(text)
         if {name: _digest(folder / name) for name in _FILES} != record["digests"]:
             return None
-        dataset, prompts = open_dataset(folder), load_arrays(folder, "prompts")
+        dataset = open_dataset(folder)
+        prompts = load_arrays(folder, "prompts")
         samples = [
             replace(sample, where=where, prompt=prompt)
             for sample, where, prompt in zip(dataset.samples, record["where"], prompts, strict=True)

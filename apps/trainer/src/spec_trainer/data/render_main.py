@@ -55,7 +55,8 @@ def _rendered(arguments: Mapping[str, Any], characters: int) -> dict[str, Any]:
     # A template's raise_exception and its operations on odd values raise errors of any type.
     except Exception as error:  # noqa: BLE001
         return {"kind": "refused", "problem": shortened(cause(error), _PROBLEM)}
-    text, spans = texts[0], [span for span in marks[0] if span[0] < span[1]] if marks else []
+    text = texts[0]
+    spans = [span for span in marks[0] if span[0] < span[1]] if marks else []
     if len(text) > characters:
         return {"kind": "over", "problem": f"it makes {len(text)} characters, expected at most {characters}"}
     return {"kind": "rendered", "text": text, "marks": spans}

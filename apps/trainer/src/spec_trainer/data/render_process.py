@@ -81,7 +81,8 @@ class RenderProcess:
 
     def _start(self) -> None:
         if self._owner != os.getpid():  # a fork of the process that has started it
-            self._process, self._owner = None, os.getpid()
+            self._process = None
+            self._owner = os.getpid()
         if self._process is not None and self._process.poll() is None:
             return
         words = ["spec_trainer.data.render_main"]

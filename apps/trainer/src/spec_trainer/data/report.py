@@ -58,7 +58,8 @@ class DataReport:
 
         ``held_out``: number of held-out samples, which come last.
         """
-        self.kept, self.held_out = len(samples), held_out
+        self.kept = len(samples)
+        self.held_out = held_out
         self.tokens = sum(len(sample) for sample in samples)
         self.supervised_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
 

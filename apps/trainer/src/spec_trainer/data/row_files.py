@@ -197,7 +197,8 @@ def _is_cut(error: json.JSONDecodeError) -> bool:
 
 def _whole_rows(text: str, position: int) -> int:
     """Return the number of whole values of a cut list, the text of which begins at ``position``."""
-    decoder, number = json.JSONDecoder(), 0
+    decoder = json.JSONDecoder()
+    number = 0
     with suppress(json.JSONDecodeError):
         while True:
             begin = _BETWEEN.match(text, position)
@@ -212,13 +213,15 @@ def _parquet_rows(file: Path) -> Iterator[DataRow]:
 
     # pyarrow would take some names for addresses of remote stores.
     with OSFile(str(file)) as source, parquet.ParquetFile(source, buffer_size=_READ_BYTES) as table:
-        num_rows, num_bytes = table.metadata.num_rows, file.stat().st_size
+        num_rows = table.metadata.num_rows
+        num_bytes = file.stat().st_size
         if num_rows > max(_FEW_ROWS, num_bytes):
             raise DataError(
                 f"{file}: it has {num_rows} rows in {num_bytes} bytes, expected a byte for each row"
             )
         batches = table.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
-        number, left = 0, _unpacked_bytes(file)
+        number = 0
+        left = _unpacked_bytes(file)
         while (decoded := _decoded_rows(f"{file}:{number + 1}", batches)) is not None:
             rows, size = decoded
             left -= size

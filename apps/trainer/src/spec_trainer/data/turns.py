@@ -80,7 +80,8 @@ class TurnFinder:
     def turns(self, indices: Sequence[int]) -> Iterator[Turn | None]:
         """Yield the turn of each answer at ``indices``, ascending; None if it is not certain."""
         frames = frames_of(self.messages, self.whole, self.render) if len(indices) > 1 else {}
-        known, searched = dict(self.usual), 0
+        known = dict(self.usual)
+        searched = 0
         for index in indices:
             # A content that ends as a turn does, or holds such an end, may end the turn.
             content = self.messages[index].get("content") or ""
@@ -106,7 +107,8 @@ class TurnFinder:
 
     def turn(self, index: int) -> Turn | None:
         """Return the turn of the answer ``messages[index]``; None if it is not certain."""
-        asked, answer = self.messages[:index], self.messages[index]
+        asked = self.messages[:index]
+        answer = self.messages[index]
         seen = self._seen(asked)
         turn = self._in_history(asked, answer) if seen is None else self._after(seen, asked, answer)
         turn = self._closed(turn) if turn else None
@@ -195,7 +197,8 @@ class TurnFinder:
             return None
         prompt = self._prompt(seen, asked)
         opened = prompt.removeprefix(self.layout.header)
-        start, generated = turn.start, turn.text[turn.start :]
+        start = turn.start
+        generated = turn.text[start:]
         if opened and generated.startswith(opened):
             start += len(opened)
         elif opened != prompt and not _CLOSED.search(opened) and not _EMPTY_THOUGHT.match(opened + generated):
@@ -213,7 +216,8 @@ class TurnFinder:
         bare = self.render(asked, False) or ""
         if text is None or other is None:
             return None
-        common, header = shared(text, other.partition(PLACEHOLDER)[0]), self.layout.header
+        common = shared(text, other.partition(PLACEHOLDER)[0])
+        header = self.layout.header
         if self.layout.trailing.strip() and not common.startswith(bare.removesuffix(self.layout.trailing)):
             return None
         at = common.rfind(header, len(shared(bare, common))) if header else -1

@@ -44,7 +44,8 @@ class Cycle:
 
 def cycles_left(spec: RunSpec, done_steps: int) -> list[Cycle]:
     """Return the cycles left after ``done_steps`` steps; if the run is complete, only the last cycle."""
-    every, total = spec.config.decode.every, spec.schedule.total_steps
+    every = spec.config.decode.every
+    total = spec.schedule.total_steps
     first = min(done_steps, total - 1) // every
     return [
         Cycle(
@@ -61,7 +62,8 @@ def prompts_of(spec: RunSpec, cycle: int) -> list[list[int]]:
 
     They are the next ``decode.prompts`` prompts of repeated, shuffled passes over the data.
     """
-    samples, per_cycle = spec.source.train, spec.config.decode.prompts
+    samples = spec.source.train
+    per_cycle = spec.config.decode.prompts
     positions = range(cycle * per_cycle, (cycle + 1) * per_cycle)
     orders = {
         epoch: epoch_order(len(samples), spec.config.seed, epoch)
@@ -80,7 +82,8 @@ def train_with_decode(spec: RunSpec, driver: RunDriver) -> None:
 
 class _Run:
     def __init__(self, spec: RunSpec, driver: RunDriver) -> None:
-        self._spec, self._driver = spec, driver
+        self._spec = spec
+        self._driver = driver
         self._folder = DecodedFolder(spec.directory)
         self._timer = Timer()
         """Seconds spent outside the ranks, such as on decoding and pushes."""
@@ -151,7 +154,8 @@ class _Run:
 
     def _draft(self, version: int) -> Path:
         """Return the folder of a draft version; export it from its checkpoint if the folder does not exist."""
-        folder, spec = self._folder.draft(version), self._spec
+        folder = self._folder.draft(version)
+        spec = self._spec
         if not folder.exists():
             weights = (
                 read_weights(spec.strategy_type, spec.directory.checkpoints / f"step-{version}")

@@ -33,7 +33,8 @@ def run_metrics(
     servers: Sequence[str], traffic: Traffic, reservoir: Reservoir, progress: Progress
 ) -> list[Metric]:
     """Return every metric of a run."""
-    left_out, versions = traffic.left_out + reservoir.left_out, traffic.versions
+    left_out = traffic.left_out + reservoir.left_out
+    versions = traffic.versions
     return [
         Metric("requests_total", "counter", "Live requests that came.", reservoir.num_new),
         Metric(

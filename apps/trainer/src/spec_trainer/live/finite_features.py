@@ -34,7 +34,8 @@ class FiniteFeatures:
 
         ``not_finite``: list to which the ids of the masked samples are appended.
         """
-        self._source, self._not_finite = source, not_finite
+        self._source = source
+        self._not_finite = not_finite
 
     def prepare(self, item: GlobalBatch) -> None:
         """Let the wrapped stream begin to fill the batches of ``item``."""

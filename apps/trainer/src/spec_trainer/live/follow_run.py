@@ -59,8 +59,13 @@ class FollowRun:
         ``server`` is the server that the command starts itself.
         ``open_driver`` returns a driver that has an engine with the target, or that takes the reservoir's features.
         """
-        self._spec, self._open_driver, self._stop, self._done_steps = spec, open_driver, stop, done_steps
-        self._page, self._retained, self._server = page, retained, server
+        self._spec = spec
+        self._open_driver = open_driver
+        self._stop = stop
+        self._done_steps = done_steps
+        self._page = page
+        self._retained = retained
+        self._server = server
         self._config = spec.config.follow
         target = spec.target
         longest = min(spec.config.data.max_length, target.max_positions)
@@ -116,7 +121,8 @@ class FollowRun:
 
     def _has_new_target(self) -> bool:
         """If the target has changed, use it and return True. Raise RunError if settings or shape forbid it."""
-        before, target = self._spec.target, self._settled_target()
+        before = self._spec.target
+        target = self._settled_target()
         if target.digest == before.digest:
             return False
         if self._config.new_target == "stop":
@@ -137,7 +143,8 @@ class FollowRun:
 
     def _settled_target(self) -> TargetSpec:
         """Read the target from its files; if they are being replaced, wait until they no longer change."""
-        known, last = self._spec.target.digest, None
+        known = self._spec.target.digest
+        last = None
         while True:
             try:
                 found = read_target(self._spec.target.folder)
@@ -214,7 +221,8 @@ class FollowRun:
         """Compare the current draft with the served and the start draft; push a significantly better draft."""
         if not has_enough_held_out(self._reservoir):
             return
-        now, parent = self._done_steps, self._drafts.served.step
+        now = self._done_steps
+        parent = self._drafts.served.step
         folders = self._drafts.export(self._spec, now)
         verdict = judge_drafts(self._spec, self._driver, self._reservoir, folders, (now, parent))
         if verdict is None:
@@ -263,7 +271,8 @@ class FollowRun:
 
     def _finish(self) -> None:
         """Write a copy of the served draft, a summary and a report into the run directory."""
-        directory, spec = self._spec.directory, self._spec
+        directory = self._spec.directory
+        spec = self._spec
         trained = read_metrics(directory.metrics)
         self._drafts.copy_into(directory.draft)
         summary = {

@@ -58,7 +58,9 @@ class KeptStates(CapturerSource):
 
         The function ``states`` returns the hidden states of each kept sample, by the bytes of its token ids.
         """
-        self._states, self._transport, self._timeout_s = states, transport, timeout_s
+        self._states = states
+        self._transport = transport
+        self._timeout_s = timeout_s
         self._senders: dict[str, FeatureSender] = {}
 
     def capturer(self, part: RunSpec) -> Capturer:

@@ -28,7 +28,8 @@ class LatencyBudget:
     def __init__(self, urls: Sequence[str], budget_ms: float, every_s: float) -> None:
         """Prepare to compare the servers' latency with ``budget_ms``, at most once in ``every_s`` seconds."""
         self._servers = [_ServerLatency(url) for url in urls]
-        self._budget_s, self._every_s = budget_ms / 1000, every_s
+        self._budget_s = budget_ms / 1000
+        self._every_s = every_s
         self._next_s = time.monotonic()
         """Time (``time.monotonic``) of the next reading of the metrics."""
         self.waited_s = 0.0
@@ -65,7 +66,8 @@ class _ServerLatency:
     """The inter-token latency of one server."""
 
     def __init__(self, url: str) -> None:
-        self.url, self._client = url, HttpClient(url, None)
+        self.url = url
+        self._client = HttpClient(url, None)
         self._engine: str | None = None
         """Name of the engine whose plugin read the metrics last."""
         self._before: ServerCounters | None = None
@@ -82,7 +84,9 @@ class _ServerLatency:
         except (EngineError, PluginError) as error:
             if str(error) != self._problem:
                 log.warning("follow.latency_budget_ms: %s", error)
-            self._problem, self._engine, self._before = str(error), None, None
+            self._problem = str(error)
+            self._engine = None
+            self._before = None
             return None
         before, self._before = self._before, now
         since = None if before is None else now - before

@@ -83,12 +83,14 @@ class _Server(ThreadingHTTPServer):
     So a client that holds connections open cannot keep other clients out.
     """
 
-    daemon_threads, block_on_close = True, False
+    daemon_threads = True
+    block_on_close = False
 
     def __init__(self, listener: socket.socket) -> None:
         super().__init__(("", 0), _Page, bind_and_activate=False)
         self.socket.close()
-        self.socket, self.server_address = listener, listener.getsockname()
+        self.socket = listener
+        self.server_address = listener.getsockname()
         self.page = b""
         self._open: deque[socket.socket] = deque()
 

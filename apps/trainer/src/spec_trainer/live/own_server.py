@@ -80,7 +80,8 @@ class OwnServer(Resource):
 
     def __init__(self, spec: RunSpec, stop: StopRequest) -> None:
         """Start nothing; a ``stop`` interrupts the wait for the server's first answer."""
-        self._spec, self._stop = spec, stop
+        self._spec = spec
+        self._stop = stop
         self._config = spec.config.follow.serve
         self._log = spec.directory.logs / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -146,7 +147,8 @@ class OwnServer(Resource):
         return process
 
     def _words(self, draft: Path) -> Sequence[str]:
-        spec, name = self._spec, str(self._config.engine)
+        spec = self._spec
+        name = str(self._config.engine)
         serving = load(Engine, name).serving
         assert serving is not None, "check_own_server accepts no such engine"
         failure = f"engine {name!r} ({find(Engine, name).owner}) fails to name its serving command"
@@ -156,7 +158,8 @@ class OwnServer(Resource):
         return [*shlex.split(command), *further, *_arguments(spec.config)]
 
     def _await_answer(self, process: subprocess.Popen[bytes]) -> None:
-        url, deadline = url_of(self._spec.config), time.monotonic() + self._config.start_s
+        url = url_of(self._spec.config)
+        deadline = time.monotonic() + self._config.start_s
         while True:
             if self._stop.requested:
                 raise Interrupted("interrupted before the server answered; the same command starts it again")
@@ -178,7 +181,8 @@ class OwnServer(Resource):
 
     def _count(self, problem: str) -> None:
         """Count a restart. Raise RunError if ``engine.replacements`` allows no other one."""
-        now, limit = time.monotonic(), self._spec.config.engine.replacements
+        now = time.monotonic()
+        limit = self._spec.config.engine.replacements
         self._restarts.append(now)
         while self._restarts[0] < now - _COUNTED_S:
             self._restarts.popleft()

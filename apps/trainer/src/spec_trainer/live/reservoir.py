@@ -41,7 +41,10 @@ class Reservoir:
         ``longest``: the largest number of tokens of a sample; a longer answer is cut, a longer prompt left
         out.
         """
-        self._config, self._longest, self._vocab_size, self._seed = config, longest, vocab_size, seed
+        self._config = config
+        self._longest = longest
+        self._vocab_size = vocab_size
+        self._seed = seed
         self._image_token_id = image_token_id
         self._train: dict[bytes, KeptRequest] = {}
         self._held_out: dict[bytes, KeptRequest] = {}
@@ -72,7 +75,8 @@ class Reservoir:
                 if is_held_out == was_held_out:
                     labelled = replace(one, label=self.labels.bounded(one.label))
                     self._place(digest, is_held_out, labelled)
-        self.num_seen, self.num_fresh = kept.num_seen, min(kept.num_fresh, len(self._train))
+        self.num_seen = kept.num_seen
+        self.num_fresh = min(kept.num_fresh, len(self._train))
 
     @property
     def kept(self) -> KeptRequests:

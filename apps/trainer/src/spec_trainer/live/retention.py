@@ -67,7 +67,9 @@ class RetainedRequests(Resource):
 
     def __init__(self, file: Path, config: RetentionConfig, clock: Callable[[], float] = time.time) -> None:
         """Open the file, and create it if needed. Raise ArtifactError if it is no file of retained requests."""
-        self._file, self._config, self._clock = file, config, clock
+        self._file = file
+        self._config = config
+        self._clock = clock
         check_own(file)
         with self._mapped():
             os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600))
@@ -105,7 +107,8 @@ class RetainedRequests(Resource):
 
     def write(self, kept: KeptRequests) -> None:
         """Replace the file's content by the newest requests of ``kept``, within the configured limits."""
-        now_s, places = self._clock(), {one.number: one for one in (*kept.train, *kept.held_out)}
+        now_s = self._clock()
+        places = {one.number: one for one in (*kept.train, *kept.held_out)}
         self._stored_s = {number: self._stored_s.get(number, now_s) for number in places}
         wanted = self._within_limits(places)
         counters = (kept.num_seen, kept.num_fresh)
@@ -118,7 +121,8 @@ class RetainedRequests(Resource):
             new = (self._row(places[number], number in held_out) for number in sorted(wanted - self._written))
             self._database.executemany("INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?)", new)
             self._database.execute("UPDATE counters SET num_seen = ?, num_fresh = ?", counters)
-        self._written, self._counters = wanted, counters
+        self._written = wanted
+        self._counters = counters
 
     def close(self) -> None:
         """Close the file."""

@@ -86,7 +86,9 @@ class ServedDrafts:
         """Push the draft of step ``step`` to every server; return whether any committed it."""
         if not servers:
             return False
-        draft, options, backend = self._folder.draft(step), spec.config.push, spec.config.backend.name
+        draft = self._folder.draft(step)
+        options = spec.config.push
+        backend = spec.config.backend.name
         try:
             report = publish_draft(draft, spec.target, servers, options, backend)
             if not report.committed and self._first_target.digest != spec.target.digest:

@@ -53,7 +53,9 @@ class Traffic:
 
         ``schema``: the features that the servers capture for each request; None if they need not capture.
         """
-        self._urls, self._timeout_s, self._schema = urls, timeout_s, schema
+        self._urls = urls
+        self._timeout_s = timeout_s
+        self._schema = schema
         self._capturing: set[str] = set()
         """Addresses of servers that are known to capture ``schema``."""
         self._problems: dict[str, str] = {}

@@ -142,7 +142,8 @@ class Shard:
             raise ArtifactError(f"{self.file} is damaged: its header's checksum differs; {remedy(self.file)}")
         if read_entry(self.file, identity) != entry:
             raise ArtifactError(f"{self.file} holds other samples than the index says; {remedy(self.file)}")
-        schema, num_tokens = identity.schema.sent, sum(entry.num_tokens)
+        schema = identity.schema.sent
+        num_tokens = sum(entry.num_tokens)
         expected = {
             _HIDDEN: (DTYPE_CODES.get(schema.dtype), list(schema.shape(num_tokens))),
             _IDS: ("I64", [num_tokens]),

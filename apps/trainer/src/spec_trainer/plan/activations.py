@@ -65,7 +65,8 @@ def _fitting(run: RunSpec) -> RunSpec:
     """
     if _fits(run):
         return run
-    least, most = run.config.train.accumulation, _most_samples(run)
+    least = run.config.train.accumulation
+    most = _most_samples(run)
     more = range(least, max(least, most))
     found = bisect_left(more, True, key=lambda passes: _fits(run.with_accumulation(passes)))
     return run.with_accumulation(least + found)
@@ -83,7 +84,8 @@ def largest_pass_bytes(run: RunSpec) -> int:
 
     Only the first steps are considered (``_STEPS``).
     """
-    of_sample, itemsize = run.draft_cost.saved_values, 4 if run.config.train.dtype == "float32" else 2
+    of_sample = run.draft_cost.saved_values
+    itemsize = 4 if run.config.train.dtype == "float32" else 2
 
     def saved(sample_id: int) -> int:
         sample = run.dataset.sample(sample_id)

@@ -24,7 +24,9 @@ def end_token_warning(samples: Iterable[Sample], target: TargetSpec) -> str | No
     tokenizer are often valid ids of the target, so no other check would notice them. Texts have no prompt and need
     no end token.
     """
-    num_answered, num_outside, ends = 0, 0, target.eos_token_ids
+    num_answered = 0
+    num_outside = 0
+    ends = target.eos_token_ids
     for sample in samples if ends else ():
         if sample.loss_mask.any() and not sample.loss_mask.all():
             is_end = np.isin(sample.input_ids, ends)

@@ -104,7 +104,9 @@ def _product_flops_per_s(run: RunSpec) -> float:
     import torch
 
     dtype = getattr(torch, run.config.train.dtype)
-    width, matrix, seconds = 128, torch.empty(0), 0.0
+    width = 128
+    matrix = torch.empty(0)
+    seconds = 0.0
     while width < _WIDEST and seconds < _PRODUCT_S:
         width *= 2
         matrix = torch.randn(width, width, generator=torch.Generator().manual_seed(0)).to(dtype)

@@ -37,7 +37,8 @@ def image_bytes(run: RunSpec, itemsize: int) -> ImageBytes | None:
     ``itemsize``: bytes of a value in the engine's compute dtype. Without images in the data, an engine needs the
     encoder's weights alone, unless it runs the encoder on the largest image when it starts.
     """
-    target, engine = run.target, run.config.engine
+    target = run.target
+    engine = run.config.engine
     sees = target.image_token_id is not None and run.config.data.features is None
     if not sees or (encoder := read_image_encoder(target.folder)) is None:
         return None

@@ -25,7 +25,8 @@ def image_rules(parts: RunParts, *, follows: bool = False) -> ImageRules:
         return ImageRules.of(target, "follow trains on text alone")
     if parts.config.decodes:
         return ImageRules.of(target, f"with decode.every or train.serve_every, {TEXT_PROMPTS}")
-    known, engine = parts.engine_type.abilities.image_types, parts.engine_type.name
+    known = parts.engine_type.abilities.image_types
+    engine = parts.engine_type.name
     if known is None or target.model_type in known:
         return ImageRules.of(target, "")
     types = ", ".join(sorted(known))

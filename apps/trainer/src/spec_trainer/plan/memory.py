@@ -106,7 +106,8 @@ class RunSizes:
     @cached_property
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer's state, over all ranks."""
-        run, hints = self._run, self._run.draft.shard_hints(self._run.target)
+        run = self._run
+        hints = run.draft.shard_hints(run.target)
         return sum(
             run.optimizer.state_bytes(
                 WeightShape(name=name, shape=shape, is_vocabulary=hints.is_vocabulary(name))
@@ -145,7 +146,8 @@ class RunSizes:
     @cached_property
     def frozen_bytes(self) -> int:
         """Bytes of the target's embedding and head in a trainer, with their copies in fp8."""
-        target, train = self._run.target, self._config.train
+        target = self._run.target
+        train = self._config.train
         numbers = target.vocab_size * target.hidden_size
         copies = _FP8_BYTES if train.fp8 is not None else 0
         return numbers * (_ITEMSIZES[train.dtype] * (1 if target.tied else 2) + copies)
@@ -211,7 +213,8 @@ def _limit(member: Member, device_bytes: int) -> int:
 
 
 def _host(run: RunSpec, sizes: RunSizes) -> Iterator[MemoryPool]:
-    config, capabilities = run.config, run.backend.capabilities()
+    config = run.config
+    capabilities = run.backend.capabilities()
     here = [member for member in run.members() if not member.host]
     if run.members() and not here:
         return  # the run is on other hosts, whose memory is unknown here
@@ -244,7 +247,8 @@ def _engine_parts(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> 
     If ``engines`` is None, it is the memory of one engine on one device; otherwise the host memory of so many
     engines.
     """
-    config, own = run.config.engine, run.engine_type
+    config = run.config.engine
+    own = run.engine_type
     wide = getattr(config, "dtype", None) == "float32" and run.target.dtype != "float32"
     if wide:
         remedy = f"set engine.dtype={run.target.dtype}, or choose a smaller target"
@@ -272,7 +276,8 @@ def _engine_parts(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> 
 
 def rank_parts(run: RunSpec, sizes: RunSizes) -> list[MemoryPart]:
     """Return the parts of a trainer rank's device memory, without activations and features in flight."""
-    config, shares = run.config, run.schedule.num_shares
+    config = run.config
+    shares = run.schedule.num_shares
     tokens = ceil(config.train.global_batch_tokens / shares / config.train.accumulation)
     tokens = min(tokens, run.source.total_tokens)
     parts = [
@@ -300,7 +305,8 @@ def _window(sizes: RunSizes, ranks: int) -> MemoryPart:
 
 
 def _disk(run: RunSpec, sizes: RunSizes) -> MemoryPool:
-    train, directory = run.config.train, run.directory
+    train = run.config.train
+    directory = run.directory
     saves = min(train.keep + 1, ceil(run.schedule.total_steps / train.save_every))
     saves -= sum(1 for _ in directory.checkpoints.glob("step-*"))
     output = directory.root.absolute()

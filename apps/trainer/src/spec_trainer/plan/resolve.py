@@ -128,8 +128,10 @@ def _check(run: RunSpec) -> None:
 
 def _check_decoder(parts: RunParts) -> None:
     """Raise ConfigError if the engine cannot decode with the draft in the way that the configuration says."""
-    config, most = parts.config, parts.draft.max_draft_tokens
-    decode, wanted = config.decode, parts.num_draft_tokens
+    config = parts.config
+    most = parts.draft.max_draft_tokens
+    decode = config.decode
+    wanted = parts.num_draft_tokens
     if most is not None and wanted > most:
         raise ConfigError(
             f"decode.num_draft_tokens={wanted}: draft {config.draft.name!r} guesses "
@@ -156,7 +158,8 @@ def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
 
 def _check_window(run: RunSpec) -> None:
     """Raise ConfigError if ``placement.window_bytes`` is too small for the longest prompt and answer."""
-    window, longest = run.config.placement.window_bytes, run.longest_sample
+    window = run.config.placement.window_bytes
+    longest = run.longest_sample
     size = sample_bytes(run.schema, longest)
     if window is not None and size > window:
         raise ConfigError(

@@ -74,7 +74,9 @@ class Canary:
 
         ``margin``: a fall of the acceptance length, in tokens, that is allowed. ``rounds``: see the class.
         """
-        self._servers, self._margin, self._rounds = servers, margin, rounds
+        self._servers = servers
+        self._margin = margin
+        self._rounds = rounds
         self._reference: AcceptanceCounters | None = None
         self._earlier = AcceptanceCounters()
         """Counters of the served version from before a push that was reverted; zero after a version that was

@@ -31,8 +31,11 @@ class LiveMeasurements:
 
     def __init__(self, spec: RunSpec, measure: Measure | None) -> None:
         """Prepare to measure every ``train.serve_every`` steps; ``measure`` is None except on rank 0."""
-        self._every, self._last_step = spec.config.train.serve_every, spec.schedule.total_steps
-        self._directory, self._target, self._chat = spec.directory, spec.target, spec.config.data
+        self._every = spec.config.train.serve_every
+        self._last_step = spec.schedule.total_steps
+        self._directory = spec.directory
+        self._target = spec.target
+        self._chat = spec.config.data
         self._measure = measure
         self._newest: Future[dict[str, Any]] | None = None
         self._unsaid: dict[str, Any] = {}
@@ -63,7 +66,8 @@ class LiveMeasurements:
         Results that no row has had are included.
         """
         if self._newest is not None and self._newest.done():
-            self._unsaid, self._newest = self._newest.result(), None
+            self._unsaid = self._newest.result()
+            self._newest = None
         fields, self._unsaid = self._unsaid, {}
         self._serving |= {key: fields[key] for key in _KEPT if key in fields}
         return self._serving | fields

@@ -42,7 +42,8 @@ class LivePushes(Resource):
 
     def __init__(self, spec: RunSpec, rank: int, device: torch.device, group: ProcessGroup) -> None:
         """Connect rank 0 of ``group`` to the servers of ``push.to``; without ``train.push_every`` do nothing."""
-        self._device, self._group = device, group
+        self._device = device
+        self._group = group
         self._every = spec.config.train.push_every if spec.config.push.to else 0
         self._last_step = spec.schedule.total_steps
         self._pusher = _Pusher(spec, device) if self._every and rank == 0 else None
@@ -106,7 +107,9 @@ class _Pusher(Resource):
 
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
         config = spec.config.push
-        self._config, self._target, self._device = config, spec.target, device
+        self._config = config
+        self._target = spec.target
+        self._device = device
         self._snapshot = WeightSnapshot()
         self._servers = connect_servers(config.to)
         self._canary = (
@@ -239,7 +242,8 @@ class _Pusher(Resource):
         if verdict is None:
             log.info("version %d is not judged: there was too little traffic", report.version)
             return
-        before, after = verdict.before.acceptance_length, verdict.after.acceptance_length
+        before = verdict.before.acceptance_length
+        after = verdict.after.acceptance_length
         rounds = counted(verdict.after.rounds, "round")
         found = f"acceptance length {after:.2f} over {rounds}, {before:.2f} before; " + (
             f"chance alone moves their difference by up to {verdict.chance:.2f}"

@@ -66,7 +66,8 @@ class RunLog:
         self._reports = process == 0
         self._trackers: list[GuardedTracker] = []
         self._write_trained: Callable[[dict[str, Any]], None] | None = None
-        logs, ranks = run.directory.logs, run.schedule.settings.data_parallel_ranks
+        logs = run.directory.logs
+        ranks = run.schedule.settings.data_parallel_ranks
         with ExitStack() as stack:
             if ranks.index(ranks[process]) == process:  # the first rank that trains these samples
                 self._write_trained = trained

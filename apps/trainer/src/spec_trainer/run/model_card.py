@@ -196,7 +196,8 @@ def _settings(config: AnyRunConfig) -> str:
 def _serve(folder: Path, draft: Draft, target: TargetSpec, number: int, target_name: str) -> dict[str, str]:
     """Return engine -> serving command, with names in place of the folders of this machine."""
     # Absolute paths occur in nothing else of a command, as "draft" might.
-    draft_folder, target_folder = folder.absolute(), target.folder.absolute()
+    draft_folder = folder.absolute()
+    target_folder = target.folder.absolute()
     names = {str(draft_folder): "DRAFT", str(target_folder): target_name}
     longest_first = sorted(map(re.escape, names), key=len, reverse=True)
     place = re.compile(rf"({'|'.join(longest_first)})(?![\w-])")

@@ -190,7 +190,8 @@ class RunSpec(RunParts):
         """
         if self.config.placement.window_bytes is not None:
             return self.config.placement.window_bytes
-        batch, longest = self.config.train.global_batch_tokens, self.longest_sample
+        batch = self.config.train.global_batch_tokens
+        longest = self.longest_sample
         return sample_bytes(
             self.schema,
             max(2 * longest, min(2 * batch, ceil(_WINDOW_SHARES * batch / self.schedule.num_shares))),

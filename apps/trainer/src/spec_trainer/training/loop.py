@@ -66,7 +66,8 @@ class TrainState:
 
 def train(state: TrainState) -> dict[str, Any]:
     """Train from ``done_steps`` to the end of the schedule; return the metrics of the last step."""
-    schedule, config = state.spec.schedule, state.spec.config.train
+    schedule = state.spec.schedule
+    config = state.spec.config.train
     record: dict[str, Any] = {}
     for item in map(schedule.train_item, range(state.done_steps, schedule.steps.stop)):
         rate = learning_rate(item.step, schedule.total_steps, config)

@@ -69,7 +69,8 @@ class CaptureRun:
 
 def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
     """Return the CaptureRun for a dataset. Every process of a capture computes an equal CaptureRun."""
-    config, folder = parts.config, FeatureFolder(parts.config.output)
+    config = parts.config
+    folder = FeatureFolder(config.output)
     settings = BatchSettings(
         global_batch_tokens=max(1, config.capture.shard_bytes // sample_bytes(parts.schema, 1)),
         shuffle=False,
@@ -106,7 +107,8 @@ def write_shards(
     """
     from spec_trainer.offline.shard import write_shard
 
-    missing, samples = capture.missing(), capture.run.dataset.samples
+    missing = capture.missing()
+    samples = capture.run.dataset.samples
     written: Future[None] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="shard") as disk:
         for number, item in enumerate(missing, start=1):

@@ -51,7 +51,8 @@ class DecodedFolder:
 
     def __init__(self, directory: RunDirectory) -> None:
         """Create the folder ``decoded/`` if needed."""
-        self._directory, self._root = directory, directory.decoded
+        self._directory = directory
+        self._root = directory.decoded
         self._root.mkdir(exist_ok=True)
 
     def draft(self, version: int) -> Path:

@@ -54,7 +54,8 @@ class EngineDecoder(Resource):
 
     def __init__(self, parts: RunParts, engine: Engine) -> None:
         """Prepare to decode with ``engine``, which has no draft yet."""
-        self._parts, self._engine = parts, engine
+        self._parts = parts
+        self._engine = engine
         self._version: int | None = None
         self._has_drafted = False
         """Whether the engine has answered with a draft; some engines start the draft only with the first answer."""

@@ -24,7 +24,8 @@ class RemoteDecoders:
         """
         self.names: list[str] = []
         """Names of the workers that decode."""
-        self._workers, self._stop = workers, stop
+        self._workers = workers
+        self._stop = stop
         self._portion_of: dict[str, int] = {}
         """Worker that has not answered -> number of its portion."""
         self._decoded: dict[int, Pass] = {}

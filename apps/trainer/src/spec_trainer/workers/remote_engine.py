@@ -17,7 +17,8 @@ class RemoteEngine:
 
     def __init__(self, name: str, workers: Workers) -> None:
         """``name``: the engine worker to which messages are sent, through ``workers``."""
-        self._name, self._workers = name, workers
+        self._name = name
+        self._workers = workers
         self._running: dict[int, Future[None]] = {}
         self._next_batch = 0
 

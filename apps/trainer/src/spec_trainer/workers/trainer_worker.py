@@ -101,7 +101,8 @@ class RankLink:
 
         Rank 0 listens, and the controller forwards its address to the other ranks.
         """
-        rank, timeouts = order.index, spec.config.timeouts
+        rank = order.index
+        timeouts = spec.config.timeouts
         address = (
             format_address(self._controller.address, 0)
             if rank == 0
@@ -144,7 +145,8 @@ class RankLink:
         self._controller.send(Ready())
         self._following = self._after_work()
         while not isinstance(message := self._following, Stop):
-            self.prefill_s, self.result = 0.0, {}
+            self.prefill_s = 0.0
+            self.result = {}
             yield _rank_part(spec, message)
             if isinstance(message, Perform):
                 gc.collect()  # for the reason that InlineDriver gives

@@ -246,7 +246,8 @@ class WorkerDriver(RunDriver):
             case protocol.Exported():
                 part.exported = rank, message
             case protocol.Finished(interrupted, result):
-                part.interrupted, part.result = part.interrupted or interrupted, result
+                part.interrupted = part.interrupted or interrupted
+                part.result = result
                 part.working.discard(rank)
                 # With decoders there may be more cycles, or a measurement.
                 if not self._decoders.names and not self._follows:

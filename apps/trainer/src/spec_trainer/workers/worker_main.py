@@ -77,7 +77,8 @@ def run_worker(link: RunLink, order: Mapping[str, Any]) -> None:
     """
     faulthandler.enable()
     _leave_signals_to_controller()
-    worker, controller = WorkerOrder(**order), ControllerLink(link)
+    worker = WorkerOrder(**order)
+    controller = ControllerLink(link)
     logging.basicConfig(
         level=logging.INFO,
         format=f"%(asctime)s %(levelname).1s [{worker.name}] %(name)s: %(message)s",

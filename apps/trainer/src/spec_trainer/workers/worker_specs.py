@@ -29,7 +29,8 @@ def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = TRAIN
     ``dataset``: folder of the tokenised dataset. ``consumer``: role and entry function of the workers that
     receive features.
     """
-    token, config = secrets.token_hex(16), spec.config.model_dump(mode="json")
+    token = secrets.token_hex(16)
+    config = spec.config.model_dump(mode="json")
     if spec.config.decode.every:  # a worker does not know how long prompts are
         config["placement"]["window_bytes"] = spec.window_bytes
     for member in spec.members():

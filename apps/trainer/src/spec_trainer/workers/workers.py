@@ -218,7 +218,8 @@ class Workers:
 
     def _wait_for_devices(self, name: str, error: NoDevices) -> None:
         """Continue without an engine; raise RunError if no engine is left and no device becomes free in time."""
-        now, start_s = time.monotonic(), self._timeouts.start_s
+        now = time.monotonic()
+        start_s = self._timeouts.start_s
         waiting = self.without_devices
         if name not in waiting:
             log.warning("%s; the run goes on without %s until a host has room", error, name)

@@ -114,7 +114,8 @@ class _BlockAttention(torch.autograd.Function):
         tiling = _tilings(q, keys_values[0]).forward
         shape = _shape(tiling, q, keys_values[0], sight)
         blocks_forward[_grid(shape)](q, *keys_values, out, lse, *layout.on_device, **shape, **tiling.options)
-        ctx.sight, ctx.layout = sight, layout
+        ctx.sight = sight
+        ctx.layout = layout
         ctx.save_for_backward(q, *keys_values, out, lse)
         return out
 
@@ -122,7 +123,8 @@ class _BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, key, value, own_key, own_value, out, lse = ctx.saved_tensors
-        tiling, grad_out = _tilings(q, key).own_backward, grad_out.contiguous()
+        tiling = _tilings(q, key).own_backward
+        grad_out = grad_out.contiguous()
         shape = _shape(tiling, q, key, ctx.sight)
         drift = torch.empty_like(lse)
         grads = torch.empty_like(q), torch.empty_like(own_key), torch.empty_like(own_value)
@@ -171,7 +173,8 @@ def _seen_by(layout: BlockPositions, shape: dict[str, Any]) -> tuple[Tensor, Ten
         anchor, start = layout.on_device
         first_token = torch.arange(0, shape["tokens"], shape["KEYS"], device=anchor.device)
         end = first_token + shape["KEYS"]
-        first, last = torch.searchsorted(anchor, first_token, right=True), torch.searchsorted(start, end)
+        first = torch.searchsorted(anchor, first_token, right=True)
+        last = torch.searchsorted(start, end)
         last = last.minimum(torch.searchsorted(anchor, end + (shape["window"] - 1)))
         layout.derived[name] = first, last
     return layout.derived[name]
@@ -179,7 +182,8 @@ def _seen_by(layout: BlockPositions, shape: dict[str, Any]) -> tuple[Tensor, Ten
 
 def _shape(tiling: Tiling, q: Tensor, key: Tensor, sight: Sight) -> dict[str, Any]:
     window, is_causal = sight
-    (num_blocks, slots, heads, width), (tokens, kv_heads, _) = q.shape, key.shape
+    num_blocks, slots, heads, width = q.shape
+    tokens, kv_heads, _ = key.shape
     group = heads // kv_heads
     together = max(1, tiling.rows // (slots * group))
     return {

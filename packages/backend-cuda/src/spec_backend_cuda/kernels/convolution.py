@@ -54,16 +54,19 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad_ABH: Tensor) -> tuple[Tensor, ...]:
         x_ABH, base_KH, moving_ABKG = ctx.saved_tensors
         grid, shape = _launch(x_ABH, moving_ABKG)
-        grad_x, grad_moving = torch.empty_like(x_ABH), moving_ABKG.new_empty(moving_ABKG.shape)
+        grad_x = torch.empty_like(x_ABH)
+        grad_moving = moving_ABKG.new_empty(moving_ABKG.shape)
         # Programs store their summands, which are added in a fixed order.
         shares = base_KH.new_empty(grid[0], *base_KH.shape, dtype=torch.float32)
-        inputs, grads = (grad_ABH.contiguous(), x_ABH, base_KH, moving_ABKG), (grad_x, grad_moving, shares)
+        inputs = (grad_ABH.contiguous(), x_ABH, base_KH, moving_ABKG)
+        grads = (grad_x, grad_moving, shares)
         _convolution_gradients[grid](*inputs, *grads, *moving_ABKG.stride()[:3], **shape)
         return grad_x, shares.sum(0).to(base_KH.dtype), grad_moving
 
 
 def _launch(x_ABH: Tensor, moving_ABKG: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
-    (blocks, slots, width), (taps, groups) = x_ABH.shape, moving_ABKG.shape[2:]
+    blocks, slots, width = x_ABH.shape
+    taps, groups = moving_ABKG.shape[2:]
     channels = max(CHANNELS, width // groups)
     shape = {"num_rows": blocks * slots, "slots": slots, "width": width}
     constants = {"TAPS": taps, "GROUP": width // groups, "ROWS": ROWS, "CHANNELS": channels}

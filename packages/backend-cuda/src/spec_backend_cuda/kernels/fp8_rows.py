@@ -24,7 +24,8 @@ def takes_rows(rows: Tensor, *_: object) -> bool:
 def fused_quantize_rows(rows_RK: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Compute the same as the plain ``quantize_rows``, in one pass over rows that fit in a block."""
     rows_RK = rows_RK.contiguous()
-    (rows, width), largest = rows_RK.shape, torch.finfo(dtype).max
+    rows, width = rows_RK.shape
+    largest = torch.finfo(dtype).max
     values_RK = torch.empty_like(rows_RK, dtype=dtype)
     scale_R1 = rows_RK.new_empty(rows, 1, dtype=torch.float32)
     block = min(LONGEST_BLOCK, triton.next_power_of_2(width))

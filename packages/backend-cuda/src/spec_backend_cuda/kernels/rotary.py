@@ -112,7 +112,8 @@ def _rotate_rows(
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = (row < num_rows)[:, None]
-    token, head = (row // num_heads).to(tl.int64), row % num_heads
+    token = (row // num_heads).to(tl.int64)
+    head = row % num_heads
     channel = tl.arange(0, HALF)[None, :]
     source = heads + (token * token_stride + head * head_stride)[:, None] + channel
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
@@ -138,7 +139,8 @@ def _rotate_gradients(
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = (row < num_rows)[:, None]
-    token, head = (row // num_heads).to(tl.int64), row % num_heads
+    token = (row // num_heads).to(tl.int64)
+    head = row % num_heads
     channel = tl.arange(0, HALF)[None, :]
     source = grad + (token * grad_token_stride + head * grad_head_stride)[:, None] + channel
     turned_first = tl.load(source, mask=inside, other=0.0).to(tl.float32)

@@ -67,7 +67,8 @@ class _SwigluMlp(torch.autograd.Function):
         x_TH, gate_IH, up_IH, down_HI, gate_TI, up_TI = ctx.saved_tensors
         product_TI = torch.empty_like(gate_TI)
         # The gradient of up overwrites the product's gradient.
-        grad_up_TI, grad_gate_TI = grad_TH @ down_HI, torch.empty_like(gate_TI)
+        grad_up_TI = grad_TH @ down_HI
+        grad_gate_TI = torch.empty_like(gate_TI)
         arguments = gate_TI, up_TI, grad_up_TI, product_TI, grad_gate_TI, grad_up_TI
         _product_gradients[_programs(gate_TI)](*arguments, gate_TI.numel(), BLOCK, num_warps=WARPS)
         grad_down_HI = grad_TH.T @ product_TI

@@ -58,7 +58,9 @@ def fused_ttt_attention_backward(
 
 
 def _launch(q: Tensor, keys: Tensor, values: Tensor) -> tuple[tuple[int, int], dict[str, int | float]]:
-    (tokens, heads, width), kv_heads, value_width = q.shape, keys.shape[2], values.shape[3]
+    tokens, heads, width = q.shape
+    kv_heads = keys.shape[2]
+    value_width = values.shape[3]
     group = heads // kv_heads
     shape = {
         "tokens": tokens,
@@ -116,7 +118,8 @@ def _merge_rows(
     row = token * (kv_heads * GROUP) + head
     source = q + token * q_token_stride + head * q_head_stride + channel
     query = tl.load(source, mask=inside & (channel < WIDTH), other=0.0).to(tl.float32) * scale
-    target, out_mask = out + row * VALUE_WIDTH + value_channel, inside & (value_channel < VALUE_WIDTH)
+    target = out + row * VALUE_WIDTH + value_channel
+    out_mask = inside & (value_channel < VALUE_WIDTH)
     total = tl.load(target, mask=out_mask, other=0.0).to(tl.float32)
     merged = tl.load(lse + row, mask=inside, other=0.0)
     for _ in range(steps):
@@ -157,7 +160,8 @@ def _gradient_rows(
     merged = tl.load(lse + row, mask=inside, other=0.0)
     index = row * WIDTH + channel
     total = tl.load(grad_q + index, mask=mask, other=0.0).to(tl.float32)
-    grad_key_index, grad_value_index = key_index, value_index
+    grad_key_index = key_index
+    grad_value_index = value_index
     for _ in range(steps):
         key = tl.load(keys + key_index, mask=key_mask, other=0.0).to(tl.float32)
         value = tl.load(values + value_index, mask=value_mask, other=0.0).to(tl.float32)

@@ -105,7 +105,8 @@ class LiLiCorrDraft(CandidateDraft[LiLiCorrConfig, LiLiCorrShape]):
 
     def step_cost(self, target: TargetSpec) -> StepCost:
         """Return the cost of a sample (D15): the backbone's, and the path head's for each candidate."""
-        cost, shape = super().step_cost(target), self.shape(target)
+        cost = super().step_cost(target)
+        shape = self.shape(target)
         sizes = shape.tensor_shapes().items()
         weights = num_weights(size for name, size in sizes if name.startswith("lilicorr."))
         candidates = self.num_guesses * shape.num_candidates

@@ -26,7 +26,8 @@ class PathHead(nn.Module):
         """Draw the matrices at random; what is added to candidates and to attention starts as 0."""
         super().__init__()
         h, d, f = shape.hidden_size, shape.lilicorr_hidden_size, shape.lilicorr_factor_dim
-        slots, heads = shape.block_size - 1, shape.lilicorr_num_heads
+        slots = shape.block_size - 1
+        heads = shape.lilicorr_num_heads
         self._scale, self._eps = shape.lilicorr_logit_scale, shape.lilicorr_vector_eps
         self.token_proj = nn.Identity() if h == d else nn.Linear(h, d)
         self.pass_hidden_proj = nn.Linear(h, d)
@@ -64,7 +65,8 @@ class PathHead(nn.Module):
         x_ASCD = self.token_proj(embedded_ASCH) + self.pass_hidden_proj(states_ASH)[:, :, None]
         x_ASCD = x_ASCD + self.feature_mlp(self.feature_norm(_features(log_prob_ASC).to(x_ASCD.dtype)))
         x_ASCD = x_ASCD + self.slot_embedding[0, :, :num_slots] + self.rank_embedding[0]
-        x_ALD, bias_NLL = x_ASCD.flatten(1, 2), self._attention_bias(*log_prob_ASC.shape[1:])
+        x_ALD = x_ASCD.flatten(1, 2)
+        bias_NLL = self._attention_bias(*log_prob_ASC.shape[1:])
         for layer in self.layers:
             x_ALD = layer(x_ALD, bias_NLL)
         x_ASCD = self.output_norm(x_ALD).view(x_ASCD.shape)
@@ -99,7 +101,8 @@ class PathHead(nn.Module):
 def _features(log_prob_ASC: Tensor) -> Tensor:
     """Return what describes a candidate besides its token: [A, S, C, NUM_FEATURES]."""
     rank_C = torch.arange(log_prob_ASC.shape[-1], device=log_prob_ASC.device).to(log_prob_ASC.dtype)
-    share_C, is_first_C = rank_C / max(len(rank_C) - 1, 1), (rank_C == 0).to(rank_C.dtype)
+    share_C = rank_C / max(len(rank_C) - 1, 1)
+    is_first_C = (rank_C == 0).to(rank_C.dtype)
     behind_ASC = log_prob_ASC - log_prob_ASC[..., :1]
     parts = log_prob_ASC, log_prob_ASC.exp(), behind_ASC, share_C, is_first_C
     return torch.stack([part.expand_as(log_prob_ASC) for part in parts], dim=-1)

@@ -62,7 +62,8 @@ class PathLoss(CandidateLoss):
         self, inputs: PathInputs, batch: DraftBatch, blocks: Blocks, denominators: Tensor
     ) -> StepOutput:
         """Return loss and metrics of the blocks, divided by the global batch's ``denominators``."""
-        num_guesses, device = len(self.weight_S), inputs.states_ASH.device
+        num_guesses = len(self.weight_S)
+        device = inputs.states_ASH.device
         counted = CountedGuesses.of(blocks, device)
         metrics = GuessMetrics(counted, num_guesses, _VALUES, _LENGTHS)
         totals = _Sums(self, inputs, batch, denominators, metrics)
@@ -136,7 +137,10 @@ class _Sums:
         denominators: Tensor,
         metrics: GuessMetrics,
     ) -> None:
-        self.rule, self.inputs, self.batch, self.metrics = rule, inputs, batch, metrics
+        self.rule = rule
+        self.inputs = inputs
+        self.batch = batch
+        self.metrics = metrics
         self.scale, self.path_scale = (
             loss_scale(denominators[index:], inputs.states_ASH) for index in range(2)
         )
@@ -149,7 +153,8 @@ class _Sums:
 
     def add(self, guesses: CountedGuesses, counted: CountedGuesses) -> None:
         """Add the loss, metrics and gradients of one chunk: ``guesses`` are all of its blocks."""
-        rule, num_guesses = self.rule, len(self.rule.weight_S)
+        rule = self.rule
+        num_guesses = len(rule.weight_S)
         blocks = slice(guesses.first, guesses.first + len(guesses.counted_A))
         counted_AS = counted.counted_A[:, None] > torch.arange(num_guesses)
         counted_R = to_device_async(counted_AS.flatten(), guesses.anchor_R.device)
@@ -200,7 +205,8 @@ class _Sums:
         guess_R, chance_R = (
             at.gather(1, choice_R1).squeeze(1) for at in (compared.found.id_RC, compared.prob_RC)
         )
-        reached_R, path_loss_R = path.reached_BS.flatten(), path_loss_BS.flatten()
+        reached_R = path.reached_BS.flatten()
+        path_loss_R = path_loss_BS.flatten()
         values = {
             "weighted_R": weight_R * compared.loss_R + self.path_scale * path_loss_R,
             "accuracy": (guess_R == compared.label_R) & reached_R,

@@ -40,7 +40,8 @@ class LiLiCorrModel(BlockBackbone):
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return loss and metrics, divided by the global batch's ``denominators``, float64 [2]."""
-        num_guesses, device = self.shape.block_size - 1, batch.input_ids_T.device
+        num_guesses = self.shape.block_size - 1
+        device = batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config, num_guesses))
         fused_CH, geometry = self.surroundings(batch, blocks)
         anchors = self.anchor_states(fused_CH, geometry)
@@ -64,7 +65,8 @@ class LiLiCorrModel(BlockBackbone):
         """
         norm = self.hidden_norm
         normed_CH = F.rms_norm(fused_CH, norm.normalized_shape, norm.weight, norm.eps)
-        rows, (anchor_A, start_A) = geometry.rows, geometry.layout.on_device
+        rows = geometry.rows
+        anchor_A, start_A = geometry.layout.on_device
         assert rows is not None
         (context_CH,) = rows.gather(self.anchors(normed_CH))
         return context_CH[(anchor_A - 1).clamp(min=0)], anchor_A > start_A

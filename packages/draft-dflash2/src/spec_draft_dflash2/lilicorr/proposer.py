@@ -51,8 +51,10 @@ class LiLiCorrProposer(BlockProposer):
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
         """Return each sequence's guesses, with the vocabulary-wide distributions from which they are drawn."""
-        first, module = proposers[0], proposers[0].module
-        (head_VH, _), states_BKH = cls.choose_from(proposers), cls.states(proposers, num_tokens + 1)[:, 1:]
+        first = proposers[0]
+        module = first.module
+        head_VH, _ = cls.choose_from(proposers)
+        states_BKH = cls.states(proposers, num_tokens + 1)[:, 1:]
         logits_BKV = states_BKH @ head_VH.T
         found = Candidates.of(logits_BKV.flatten(0, 1), module.ids_V, first.ops, module.shape)
         id_BKC, top_BKC = (t.unflatten(0, logits_BKV.shape[:2]) for t in (found.id_RC, found.logits_RC))
@@ -64,7 +66,8 @@ class LiLiCorrProposer(BlockProposer):
         score_BC, step_BKCC = module.lilicorr(
             first.ops.embed(id_BKC), log_prob_BKC, states_BKH, anchor_BH, has_anchor_B
         )
-        guesses, each = Guesses(num_tokens, temperature, generators), torch.arange(len(proposers))
+        guesses = Guesses(num_tokens, temperature, generators)
+        each = torch.arange(len(proposers))
         for k in range(num_tokens):
             id_BC = id_BKC[:, k]
             if temperature == 0:

@@ -79,7 +79,8 @@ class _Chunk:
 
     def visible(self, block_size: int, window: int | None, *, is_causal: bool) -> Tensor:
         """Return bool [C · B, context + C · B]: which keys each slot sees."""
-        device, num_blocks = self.anchor_C.device, len(self.anchor_C)
+        device = self.anchor_C.device
+        num_blocks = len(self.anchor_C)
         slot_B = torch.arange(block_size, device=device)
         key = torch.arange(self.context.start, self.context.stop, device=device)
         oldest_CB = self.start_C[:, None].expand(-1, block_size)

@@ -45,7 +45,8 @@ class Geometry:
     @cached_property
     def parts(self) -> list[tuple[slice, Geometry]]:
         """Ranges of at most ``MOST_AT_ONCE`` blocks, and the Geometry of each."""
-        layout, parts = self.layout, list[tuple[slice, Geometry]]()
+        layout = self.layout
+        parts = list[tuple[slice, Geometry]]()
         for first in range(0, len(layout.anchor_A), MOST_AT_ONCE):
             blocks = slice(first, first + MOST_AT_ONCE)
             own = BlockLayout(layout.anchor_A[blocks], layout.start_A[blocks], layout.device)
@@ -123,8 +124,10 @@ class BlockLayer(nn.Module):
 
     def attend(self, normed_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
         """Return the attention's output [A, B, H], given the blocks' normed states."""
-        attention, angles = self.self_attn, geometry.slot_angles
-        blocks, normed_RH = normed_ABH.shape[:2], normed_ABH.flatten(0, 1)
+        attention = self.self_attn
+        angles = geometry.slot_angles
+        blocks = normed_ABH.shape[:2]
+        normed_RH = normed_ABH.flatten(0, 1)
         q = attention.queries(normed_RH, angles)
         k, v = attention.keys_values(normed_RH, angles)
         q, k, v = (rows.unflatten(0, blocks) for rows in (q, k, v))
@@ -148,7 +151,8 @@ class BlockBackbone(VocabularyModule):
         """Create the network. ``embedding_scale``: factor by which the target's embedding is multiplied."""
         super().__init__()
         self.shape: BlockShape = shape
-        self.config, self.kernels = config, kernels
+        self.config = config
+        self.kernels = kernels
         self.embedding_scale = embedding_scale
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         self.fc = linear(len(shape.layers) * shape.hidden_size, shape.hidden_size)
@@ -173,8 +177,12 @@ class BlockBackbone(VocabularyModule):
 
     def surroundings(self, batch: DraftBatch, blocks: Blocks) -> tuple[Tensor, Geometry]:
         """Return what blocks see: the context before its norm [C, H], of this rank alone, and the Geometry."""
-        hidden_TNH, position_T, device = batch.hidden_TNH, batch.position_T, batch.input_ids_T.device
-        anchor_A, start_A, seen_C = blocks.anchor_A, blocks.start_A, blocks.context_rows(batch)
+        hidden_TNH = batch.hidden_TNH
+        position_T = batch.position_T
+        device = batch.input_ids_T.device
+        anchor_A = blocks.anchor_A
+        start_A = blocks.start_A
+        seen_C = blocks.context_rows(batch)
         if len(seen_C) < WORTH_A_COPY * len(position_T):
             # All tokens between a block's start and its anchor are kept, so that positions do not change.
             anchor_A, start_A = (torch.searchsorted(seen_C, places_A) for places_A in (anchor_A, start_A))

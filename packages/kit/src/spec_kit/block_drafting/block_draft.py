@@ -146,7 +146,8 @@ class BlockDraft(ServedDraft[C, S]):
 
         They come from the options, or else from the DFlash paper's defaults and the target's sizes.
         """
-        options, mask_token_id = self.options, self.options.mask_token_id
+        options = self.options
+        mask_token_id = options.mask_token_id
         kind = FULL if options.sliding_window is None else SLIDING
         return {
             "layer_types": (kind,) * (options.num_layers or 5),
@@ -181,7 +182,8 @@ class BlockDraft(ServedDraft[C, S]):
         """Return float64 [D]: sums of the weights of all guesses that count in the loss."""
         import torch
 
-        rule, reached = self.rule, self.guess_weights.cumsum(0)
+        rule = self.rule
+        reached = self.guess_weights.cumsum(0)
         shares = [reached[rule.draw(sample)[1] - 1].sum(0) for sample in supervision]
         return torch.atleast_1d(sum(shares, torch.zeros_like(reached[0])))
 
@@ -211,7 +213,8 @@ class BlockDraft(ServedDraft[C, S]):
 
         The function counts the values of the slots of the sample's blocks.
         """
-        shape, options = self.shape(target), self.options
+        shape = self.shape(target)
+        options = self.options
         values = shape.hidden_size + shape.inner_values * (not options.checkpoint_activations)
         block = shape.block_size * shape.num_layers * values
         return lambda _, num_supervised: block * options.num_blocks(num_supervised)
@@ -225,7 +228,8 @@ class BlockDraft(ServedDraft[C, S]):
         """
         from spec_kit.layers import first_norm
 
-        ids_V, head_VH = module.choose_vocabulary(target, token_counts), tensors.head_VH
+        ids_V = module.choose_vocabulary(target, token_counts)
+        head_VH = tensors.head_VH
         head_VH = head_VH[ids_V] if self.shape(target).reduced else head_VH
         module.load_state_dict({"norm.weight": first_norm(tensors.norm_H, head_VH)}, strict=False)
 

@@ -47,7 +47,8 @@ class BlockRule:
         if guess_depth_T is not None:
             starts_T, counted_T = _rounds(torch.where(mask_T, guess_depth_T, 0))
         else:
-            starts_T, counted_T = mask_T[:-1] & mask_T[1:], _run_lengths(mask_T)
+            starts_T = mask_T[:-1] & mask_T[1:]
+            counted_T = _run_lengths(mask_T)
         anchor_A = starts_T.nonzero().squeeze(1)
         options = self.options
         most = options.num_blocks(len(anchor_A)) if guess_depth_T is None else options.num_anchors
@@ -108,7 +109,8 @@ class Blocks:
         has any token, so that every parameter gets a gradient.
         """
         every = self.everyones or self
-        num_tokens, one_A = len(batch.loss_mask_T), torch.ones_like(every.anchor_A)
+        num_tokens = len(batch.loss_mask_T)
+        one_A = torch.ones_like(every.anchor_A)
         begun_T = torch.zeros(num_tokens + 1, dtype=torch.int64)
         begun_T.index_add_(0, every.start_A, one_A).index_add_(0, every.anchor_A, -one_A)
         seen_T = begun_T.cumsum(0)[:num_tokens] > 0
@@ -160,7 +162,8 @@ class CountedGuesses:
 
         Blocks overlap, so several guesses have the same token before them, and share what is computed from it.
         """
-        device, least = self.anchor_R.device, int(self.before_R.min())
+        device = self.anchor_R.device
+        least = int(self.before_R.min())
         shifted_R = self.before_R - least
         is_there_X = torch.zeros(int(shifted_R.max()) + 1, dtype=torch.bool).index_fill_(
             0, shifted_R, value=True

@@ -37,7 +37,9 @@ class GuessMetrics:
         of an acceptance length -> names of two values: the probability that the data go on with a guess, and the
         probability that the guess is accepted.
         """
-        self._guesses, self._num_guesses, self._lengths = guesses, num_guesses, lengths
+        self._guesses = guesses
+        self._num_guesses = num_guesses
+        self._lengths = lengths
         self._weighted: list[Tensor] = []
         self._values: dict[str, list[Tensor]] = {name: [] for name in values}
 

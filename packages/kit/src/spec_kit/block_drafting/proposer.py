@@ -26,8 +26,11 @@ class BlockProposer(BatchProposer):
 
     def __init__(self, module: BlockBackbone, ops: VocabularyOps, num_guesses: int) -> None:
         """Start with an empty context. ``num_guesses``: largest number of guesses of a block."""
-        self.module, self.ops, self._most = module, ops, num_guesses
-        shape, self.last_id = module.shape, 0
+        self.module = module
+        self.ops = ops
+        self._most = num_guesses
+        shape = module.shape
+        self.last_id = 0
         self._empty = torch.zeros(0, dtype=torch.int64)
         none = module.fc.weight.new_zeros(0, shape.num_kv_heads, shape.head_dim)
         self._contexts: list[KeysValues] = [(none, none)] * shape.num_layers
@@ -41,7 +44,8 @@ class BlockProposer(BatchProposer):
 
         A sequence's next block starts with the last of its ``next_ids``.
         """
-        module, counts = proposers[0].module, [len(ids) for ids in next_ids]
+        module = proposers[0].module
+        counts = [len(ids) for ids in next_ids]
         context_TH = module.context(torch.cat(list(hidden)).to(module.fc.weight.device))
         position_T = new_positions([p._contexts[0] for p in proposers], counts)
         angles = module.rope.angles(position_T, context_TH.dtype)
@@ -82,7 +86,8 @@ class BlockProposer(BatchProposer):
 
         The contexts are concatenated, like the documents of a training batch.
         """
-        first, module = proposers[0], proposers[0].module
+        first = proposers[0]
+        module = first.module
         device = module.fc.weight.device
         lengths = torch.tensor([p._length for p in proposers])
         stop_A = lengths.cumsum(0)

@@ -37,7 +37,9 @@ class UnrolledAttention:
         finite values without meaning. ``window``: the largest number of positions to which a query attends, its own
         included; more than ``num_steps``, so that it reaches beyond the keys at the query's row.
         """
-        self._kernels, self._bounds, self._num_steps = kernels, bounds, num_steps
+        self._kernels = kernels
+        self._bounds = bounds
+        self._num_steps = num_steps
         self._window = window
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -270,7 +272,10 @@ class _MergedAttention(torch.autograd.Function):
         out, lse = causal.attend(q, cache)
         if step > 0:
             out, lse = kernels.ttt_attention(q, (out, lse), *cache.later(step, len(q)))
-        ctx.kernels, ctx.causal, ctx.cache, ctx.step = kernels, causal, cache, step
+        ctx.kernels = kernels
+        ctx.causal = causal
+        ctx.cache = cache
+        ctx.step = step
         # The cache is no saved tensor, because later steps write into it.
         ctx.save_for_backward(q, out, lse)
         return out

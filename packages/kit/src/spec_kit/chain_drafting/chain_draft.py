@@ -55,7 +55,8 @@ class ChainDraft(ServedDraft[C, S]):
 
     def target_problem(self, target: TargetSpec) -> str | None:
         """Return why the captured layers are invalid for the target, or None."""
-        shape, wanted = self.shape(target), self.options.layers
+        shape = self.shape(target)
+        wanted = self.options.layers
         if shape.captured is None and target.num_layers < 7:
             return (
                 f"it has {target.num_layers} layers, at least 7 are needed unless draft.layers names others"

@@ -85,7 +85,8 @@ class ChainShape(VocabularyShape):
 
     def input_and_head_shapes(self) -> Shapes:
         """Return name and shape of the tensors before and after the layers."""
-        width, inputs = self.hidden_size, self.num_captured * self.hidden_size
+        width = self.hidden_size
+        inputs = self.num_captured * width
         return {
             **({"input_norm.weight": (inputs,)} if self.norm_before_fc else {}),
             "fc.weight": (width, inputs),

@@ -35,7 +35,8 @@ class InputTokens:
     @classmethod
     def of(cls, batch: DraftBatch, rows: ContextRows, num_steps: int) -> Self:
         """Return the input tokens of the rows of this rank."""
-        num_tokens, device = len(batch.input_ids_T), batch.input_ids_T.device
+        num_tokens = len(batch.input_ids_T)
+        device = batch.input_ids_T.device
         if rows.group is None:
             return cls(batch.input_ids_T, num_steps, None, slice(1, 1 + num_tokens))
         used_X = torch.zeros(num_tokens + num_steps, dtype=torch.bool)

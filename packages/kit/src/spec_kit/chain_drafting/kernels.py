@@ -41,7 +41,8 @@ def ttt_attention(q: Tensor, attended: Attended, keys: Tensor, values: Tensor) -
     ``keys`` and ``values``: [S, T, kv_heads, D] each; each [T, kv_heads, D] is contiguous. Scores are scaled by
     ``D ** -0.5``. The memory of ``attended`` may be overwritten.
     """
-    (out, lse), scores_TKGS = attended, _own_scores(q, keys)
+    out, lse = attended
+    scores_TKGS = _own_scores(q, keys)
     lse_TKG = lse.reshape(scores_TKGS.shape[:-1])
     merged = torch.logaddexp(lse_TKG, scores_TKGS.logsumexp(-1))
     total = out.reshape(*merged.shape, out.shape[-1]) * (lse_TKG - merged).exp()[..., None]

@@ -47,7 +47,8 @@ class SupervisedRows:
         If the batch records at which depth the engine guessed each token (``guess_depth_T``), a token of depth k is
         the label of step k − 1 only. ``needed``: if it is given, pairs without a row of this rank are left out.
         """
-        columns, device = _labelled(batch), batch.input_ids_T.device
+        columns = _labelled(batch)
+        device = batch.input_ids_T.device
         is_local_T = None if needed is None else needed.rows.is_local_T
         if needed is None or is_local_T is None:
             teacher_R, first_R, depth_R, refused_R = to_device_async(columns, device)
@@ -104,7 +105,8 @@ class NeededRows:
         ``rows`` None means all rows. The result is computed on the CPU, without waiting for a device.
         """
         rows = rows or ContextRows(len(batch.input_ids_T), batch.input_ids_T.device)
-        device, (teacher_R, first_R, depth_R, _) = batch.input_ids_T.device, _labelled(batch)
+        device = batch.input_ids_T.device
+        teacher_R, first_R, depth_R, _ = _labelled(batch)
         step_S = torch.arange(num_steps)
         labelled_RS = (first_R[:, None] <= step_S) & (step_S < depth_R[:, None])
         row_RS = (teacher_R[:, None] - 1 - step_S).clamp_(min=0)
@@ -112,7 +114,8 @@ class NeededRows:
         steps_T.scatter_reduce_(0, row_RS.flatten(), ((step_S + 1) * labelled_RS).flatten(), "amax")
         steps_P = steps_T[rows.row_P]
         order_P = steps_P.argsort(descending=True, stable=True)
-        least, multiple = min(1, len(order_P)), batch.rows_multiple
+        least = min(1, len(order_P))
+        multiple = batch.rows_multiple
         needed = (steps_P[:, None] > step_S).sum(0).clamp(min=least).tolist()
         counts = [count + -count % multiple for count in needed]
         most = num_steps * len(order_P)
@@ -208,7 +211,8 @@ def _labelled(batch: DraftBatch) -> Tensor:
     position_T, guess_depth_T = batch.host_position_T, batch.guess_depth_T
     label_R = (batch.loss_mask_T & (position_T > 1)).nonzero().squeeze(1)
     depth_R = position_T[label_R] - 1
-    first_R, refused_R = torch.zeros_like(depth_R), torch.full_like(depth_R, -1)
+    first_R = torch.zeros_like(depth_R)
+    refused_R = torch.full_like(depth_R, -1)
     if guess_depth_T is not None:
         guess_depth_R = guess_depth_T[label_R]
         guessed_R = (guess_depth_R > 0) & (guess_depth_R <= depth_R)

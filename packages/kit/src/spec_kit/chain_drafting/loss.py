@@ -91,7 +91,8 @@ class _Pairs:
     @classmethod
     def of(cls, rows: SupervisedRows, states: Sequence[Tensor], index_T: Tensor | None) -> _Pairs:
         """Return the pairs of ``rows``. ``index_T``: index of each row of the batch among the states."""
-        num_steps, num_rows = len(states), len(states[0])
+        num_steps = len(states)
+        num_rows = len(states[0])
         step_S = torch.arange(num_steps, device=rows.teacher_R.device)
         labelled_RS, row_RS = rows.labels(step_S)
         if index_T is not None:
@@ -167,12 +168,15 @@ class _StepSums:
     """
 
     def __init__(self, head: HeadLoss, states: Sequence[Tensor], weight_WS: Tensor) -> None:
-        self.head, self.states, self.weight_WS = head, states, weight_WS
+        self.head = head
+        self.states = states
+        self.weight_WS = weight_WS
         self.are_judged = len(weight_WS) > 1
         self.found: list[_Found] = []
         self.grad_states_XH = self.grad_head_VH = None
         if torch.is_grad_enabled():
-            num_steps, (num_rows, width) = len(states), states[0].shape
+            num_steps = len(states)
+            num_rows, width = states[0].shape
             # One extra row takes the gradients of pairs without a label.
             self.grad_states_XH = states[0].new_zeros(num_steps * num_rows + 1, width)
             if head.head.weight.requires_grad:
@@ -188,7 +192,8 @@ class _StepSums:
         teacher = teach(ops, kernels, hidden_RH, head.ids_V, head.vocab_mask_V)
         scored = score(logits_RSV, head.ids_V, teacher, ops, kernels)
         value_RS, factors = ROW_LOSSES[head.kind](scored, teacher, ops, kernels)
-        weight_RS, reverse = self.weight_WS[:1], None
+        weight_RS = self.weight_WS[:1]
+        reverse = None
         if self.are_judged:
             reverse = _ReverseKl(chunk, logits_RSV, scored.log_sum_RS, teacher, ops)
             value_RS = torch.where(reverse.refused_RS, reverse.value_R[:, None], value_RS)
@@ -234,7 +239,8 @@ class _StepSums:
         from step 0 on. The target at temperature 0 accepts its own arg-max. At temperature 1, it accepts a guess with
         its probability for it, and the row continues with the guess only if the data do.
         """
-        wide, labelled_RS = self.weight_WS.dtype, pairs.labelled_RS
+        wide = self.weight_WS.dtype
+        labelled_RS = pairs.labelled_RS
         none_0S = labelled_RS[:0]
         parts = self.found or [_Found(none_0S.to(wide), none_0S, none_0S, none_0S, none_0S, none_0S[:, :1])]
         found = _Found(*map(torch.cat, zip(*parts, strict=True)))

@@ -144,7 +144,8 @@ class AgreedProcessGroup(LibraryProcessGroup):
 
     def _agree_with(self, hosts: GlooProcessGroup, size: int, peer: int, sends: bool) -> None:
         """Exchange sizes with one peer; the rank that sends the tensor sends its size first."""
-        mine, theirs = torch.tensor([size]), torch.empty(1, dtype=torch.int64)
+        mine = torch.tensor([size])
+        theirs = torch.empty(1, dtype=torch.int64)
         if sends:
             hosts.send(mine, peer)
         hosts.recv(theirs, peer)

@@ -32,7 +32,8 @@ class _Gloo:
 
     def broadcast(self, raw: Tensor, src: int, deadline: float) -> None:
         options = torch.distributed.BroadcastOptions()
-        options.rootRank, options.rootTensor = src, 0
+        options.rootRank = src
+        options.rootTensor = 0
         self._gloo.broadcast([raw], options).wait()
 
     def send(self, raw: Tensor, dst: int, deadline: float) -> None:

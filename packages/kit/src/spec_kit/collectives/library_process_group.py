@@ -44,7 +44,9 @@ class LibraryProcessGroup(ProcessGroup):
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         """Store this process's rank, the number of ranks, and the device."""
-        self.rank, self.world_size, self.device = rank, world_size, device
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
 
     @abstractmethod
     def _call(

@@ -136,7 +136,9 @@ class DecoderShape(DraftShape):
 
         The layer has the modules of ``layer_shapes``.
         """
-        mlp, norm, inner = f"{layer}.mlp", f"{layer}.post_attention_layernorm", self.intermediate_size
+        mlp = f"{layer}.mlp"
+        norm = f"{layer}.post_attention_layernorm"
+        inner = self.intermediate_size
         own = TensorParallelHints(
             columns={f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner},
             rows={f"{mlp}.down_proj": inner},

@@ -123,7 +123,8 @@ def read_shapes(folder: Path) -> Shapes:
         if not file.exists() and (folder / other).exists():
             raise ArtifactError(f"draft {folder} has {other} in place of {TENSORS}: {remedy}")
     check_regular(file, ArtifactError)
-    fields, shapes = read_config(folder) or {}, Shapes()
+    fields = read_config(folder) or {}
+    shapes = Shapes()
     form = quantisation(fields, folder)
     with (
         foreign_errors(ArtifactError, f"draft tensors {file} are no complete safetensors file"),
@@ -136,7 +137,8 @@ def read_shapes(folder: Path) -> Shapes:
             allowed = _STORED_DTYPES.get(name.rpartition(".")[2], _STORED_FLOATS)
             if form is not None and name + SCALE in scales:
                 allowed = (form.stored,)
-                found, wanted = tensors.get_slice(name + SCALE).get_shape(), [stored.get_shape()[0], 1]
+                found = tensors.get_slice(name + SCALE).get_shape()
+                wanted = [stored.get_shape()[0], 1]
                 if found != wanted:
                     raise ArtifactError(
                         f"draft {folder}: {name + SCALE} has shape {found}, expected {wanted}"
@@ -159,7 +161,8 @@ def read_shapes(folder: Path) -> Shapes:
 
 def check_shapes(folder: Path, found: Shapes, required: Shapes, optional: Shapes) -> None:
     """Raise ArtifactError for a missing or unknown tensor, or a shape that contradicts config.json."""
-    where, allowed = f"draft {folder}: {TENSORS}", required | optional
+    where = f"draft {folder}: {TENSORS}"
+    allowed = required | optional
     if missing := sorted(required.keys() - found.keys()):
         raise ArtifactError(f"{where} lacks {', '.join(missing)}")
     if extra := sorted(found.keys() - allowed.keys()):

@@ -44,7 +44,8 @@ def read_mapping(checkpoint: DraftCheckpoint[Any]) -> dict[str, Tensor]:
 
     Raises ArtifactError if they do not describe a vocabulary of the checkpoint's shape.
     """
-    shape, where = checkpoint.shape, f"draft {checkpoint.folder}"
+    shape = checkpoint.shape
+    where = f"draft {checkpoint.folder}"
     stored = checkpoint.load(*(name for name in MAPPING if name in checkpoint.stored_names))
     ids_V = torch.arange(shape.vocab_size) + stored["d2t"].long()
     total = shape.target_vocab_size

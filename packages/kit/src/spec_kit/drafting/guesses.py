@@ -31,7 +31,8 @@ class Guesses:
         and token id are the same.
         """
         if self._uniform_BK is None:
-            row_B, probs_BR = logits_BR.argmax(-1), None
+            row_B = logits_BR.argmax(-1)
+            probs_BR = None
         else:
             probs_BR = (logits_BR.float() / self._temperature).softmax(-1)
             row_B = self.draw(probs_BR)

@@ -57,7 +57,8 @@ def quantise_folder(folder: Path, modules: Collection[str], dtype: str) -> None:
     """
     from safetensors.torch import load_file, save_file
 
-    form, plain = QUANTISED_DTYPES[dtype], load_file(folder / TENSORS)
+    form = QUANTISED_DTYPES[dtype]
+    plain = load_file(folder / TENSORS)
     matrices = [name for name in plain if name.startswith(_LAYERS) and _module(name) in modules]
     stored = dict(plain)
     for name in matrices:

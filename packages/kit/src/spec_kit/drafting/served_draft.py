@@ -116,7 +116,8 @@ class ServedDraft(Draft, Generic[C, S]):
             return None
         with _read_as(cls.name, named):
             shape = cls.shape_type(fields).from_json(fields, folder)
-        stored, names = cls.stored_shapes(folder), dict[str, str]()
+        stored = cls.stored_shapes(folder)
+        names = dict[str, str]()
         for name in stored:
             other = names.setdefault(cls.module_name(name), name)
             if other != name:

@@ -53,7 +53,8 @@ def verify_sampled(probs_BRV: Tensor, proposals: Sequence[Proposal], uniform_BR:
         # If p = q, nothing is left. A rejection is then a rounding error, and the token is drawn from p.
         rest_BV = torch.where(rest_BV.sum(dim=-1, keepdim=True) > 0, rest_BV, p_BV)
     else:
-        accepted_B, rest_BV = torch.zeros_like(sequence_B), probs_BRV[:, 0]
+        accepted_B = torch.zeros_like(sequence_B)
+        rest_BV = probs_BRV[:, 0]
     next_B = draw(rest_BV, uniform_BR[:, -1])
     verdicts: list[list[int]] = torch.stack([accepted_B, next_B], dim=1).tolist()
     return [Verdict(accepted=accepted, next_token=token) for accepted, token in verdicts]

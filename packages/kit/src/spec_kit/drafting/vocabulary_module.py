@@ -51,7 +51,8 @@ class VocabularyModule(nn.Module):
 
     def local_ids(self, ops: VocabularyOps) -> Tensor:
         """Return the token ids of this rank's rows of the head; the ids lie in ``ops.vocab_range``."""
-        ids_V, (first, stop) = self.ids_V, ops.vocab_range
+        ids_V = self.ids_V
+        first, stop = ops.vocab_range
         if stop - first == self.shape.target_vocab_size:
             return ids_V
         return ids_V[(ids_V >= first) & (ids_V < stop)]

@@ -189,7 +189,8 @@ class CaptureController(Resource):
         return same_token(claimed, self._token)
 
     def _finish(self, message: Fields) -> None:
-        request_id, error = message["request_id"], None
+        request_id = message["request_id"]
+        error = None
         if message["kind"] == "failed":
             error = EngineError(f"capture of request {request_id}: {message['error']}: {message['message']}")
         self._settle(request_id, error)

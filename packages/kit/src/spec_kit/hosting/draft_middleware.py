@@ -229,7 +229,8 @@ def _held(query: str) -> tuple[int, float]:
 
 
 async def _body(receive: Receive) -> bytes:
-    body, more = b"", True
+    body = b""
+    more = True
     while more:
         message = await receive()
         body += message.get("body", b"")

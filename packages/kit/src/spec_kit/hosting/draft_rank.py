@@ -20,7 +20,8 @@ class DraftRank:
 
     def __init__(self, make_slot: Callable[[], ExchangedSlot], rank: int) -> None:
         """Call ``make_slot`` when the slot is first needed; it may raise EngineError."""
-        self._make_slot, self._rank = make_slot, rank
+        self._make_slot = make_slot
+        self._rank = rank
         self._parts: tuple[ExchangedSlot, Mapping[str, WeightTransport]] | None = None
         self._receiver: UpdateReceiver | None = None
 

@@ -104,7 +104,8 @@ class HttpReplica(DraftReplica, Resource):
         ``timeout_s``: longest time of each response. Raise ConfigError for another form of address or a token
         that is no valid header value, EngineError if no server answers or it lacks these routes.
         """
-        self._client, self._timeout_s = HttpClient(url, token), timeout_s
+        self._client = HttpClient(url, token)
+        self._timeout_s = timeout_s
         self.first_answer = self._answer()
         """The server's first response."""
         self.num_ranks = self.first_answer.ranks
@@ -128,7 +129,8 @@ class HttpReplica(DraftReplica, Resource):
         try:
             return TakenRequests.decode(answer.body)
         except ProtocolError:
-            where, length = self._client.url, len(answer.body)
+            where = self._client.url
+            length = len(answer.body)
             raise EngineError(f"{where} answered requests with {length} bytes that are none") from None
 
     def states_schema(self) -> FeatureSchema:

@@ -144,7 +144,8 @@ class SubprocessEngine(Engine):
         self.check_draft(self.config, self.target, draft, folder, num_draft_tokens=1)
 
         def use() -> None:
-            self._draft, self._counted = (draft, folder.resolve()), AcceptanceCounters()
+            self._draft = (draft, folder.resolve())
+            self._counted = AcceptanceCounters()
             self._loads += 1
 
         self._submit(use).result()

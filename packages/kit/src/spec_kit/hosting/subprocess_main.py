@@ -128,13 +128,16 @@ class EngineLink(AbstractContextManager["EngineLink"]):
         self, message: Fields, handlers: Mapping[str, Handler], has_failed: Callable[[], bool]
     ) -> None:
         try:
-            kind, fields = "done", await handlers[message["kind"]](message)
+            kind = "done"
+            fields = await handlers[message["kind"]](message)
         except DataError as error:
-            kind, fields = "refused", {"message": str(error), "is_data": True}
+            kind = "refused"
+            fields = {"message": str(error), "is_data": True}
         except Exception as error:  # the engine gets whatever the program raises
             if has_failed():
                 raise
-            kind, fields = "refused", {"message": _one_line(error)}
+            kind = "refused"
+            fields = {"message": _one_line(error)}
         with suppress(PeerLost):  # the engine is gone, so nobody waits for the reply
             self._channel.send(kind, key=message["key"], **fields)
 

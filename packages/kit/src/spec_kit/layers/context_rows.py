@@ -57,7 +57,8 @@ class ContextRows:
     @classmethod
     def evenly(cls, num_rows: int, batch: DraftBatch) -> Self:
         """Divide ``num_rows`` rows, which need not be the batch's rows, into one piece for each rank."""
-        group, device = batch.context, batch.input_ids_T.device
+        group = batch.context
+        device = batch.input_ids_T.device
         ranks = 1 if group is None else group.size
         edges = [num_rows * rank // ranks for rank in range(ranks + 1)]
         dealt = () if group is None else tuple(torch.arange(*edge) for edge in pairwise(edges))

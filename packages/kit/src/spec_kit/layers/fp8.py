@@ -33,7 +33,8 @@ FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 
 def quantize_rows(rows_RK: Tensor, dtype: torch.dtype) -> Quantized:
     """Return rows rounded to the fp8 format ``dtype``; a row with infinity or NaN gets some NaN values."""
-    wide_RK, largest = rows_RK.float(), torch.finfo(dtype).max
+    wide_RK = rows_RK.float()
+    largest = torch.finfo(dtype).max
     scale_R1 = wide_RK.abs().amax(1, keepdim=True) / largest
     scale_R1 = scale_R1.clamp(min=torch.finfo(torch.float32).tiny)
     return (wide_RK / scale_R1).clamp(-largest, largest).to(dtype), scale_R1
@@ -101,7 +102,8 @@ class Fp8Layers:
 
     def __init__(self, find: FindKernel) -> None:
         """Use the backend's kernels that ``find`` returns."""
-        self._find, self._kernels = find, Fp8Kernels.of(find)
+        self._find = find
+        self._kernels = Fp8Kernels.of(find)
         self._own: dict[str, Kernel] = {
             "added_linear": self._linear,
             "linear_weight": self._weight,

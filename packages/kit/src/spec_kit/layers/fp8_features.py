@@ -27,7 +27,8 @@ def encode_features(hidden_TNH: Tensor, schema: FeatureSchema) -> Tensor:
     """Return states [T, N, H] as ``schema.sent`` has them: unchanged, or uint8 [T, N, H + 4]."""
     if schema.sent_dtype == "target":
         return hidden_TNH
-    size, rows = schema.hidden_size, hidden_TNH.flatten(0, 1)
+    size = schema.hidden_size
+    rows = hidden_TNH.flatten(0, 1)
     sent = torch.empty(schema.sent.shape(len(hidden_TNH)), dtype=torch.uint8, device=rows.device)
     for part, encoded in zip(rows.split(_ROWS), sent.flatten(0, 1).split(_ROWS), strict=True):
         values, scale = quantize_rows(part, FORWARD)

@@ -71,7 +71,8 @@ def distill_grad_(
     this form.
     """
     all_RS, below_RS, teacher_RS = (factor[..., None] for factor in factors)
-    own_RSV, teacher_R1V = softmax(logits_RSV, log_sum_RS), softmax(*teacher)[:, None]
+    own_RSV = softmax(logits_RSV, log_sum_RS)
+    teacher_R1V = softmax(*teacher)[:, None]
     share_RSV = torch.where(own_RSV < teacher_R1V * mass_R[:, None, None], all_RS + below_RS, all_RS)
     return logits_RSV.copy_(own_RSV.mul_(share_RSV).sub_(teacher_R1V * teacher_RS))
 
@@ -122,8 +123,11 @@ class DecoderKernels(KernelSet):
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
         """Return, for each kernel, arguments on which it is compared with its version in plain torch."""
-        logits_RSV, teacher_RV, mass_R = draw(5, 2, 33), draw(5, 33), draw(5).sigmoid()
-        log_sum_RS, factors = logits_RSV.logsumexp(-1), (draw(5, 2), draw(5, 2), draw(5, 2))
+        logits_RSV = draw(5, 2, 33)
+        teacher_RV = draw(5, 33)
+        mass_R = draw(5).sigmoid()
+        log_sum_RS = logits_RSV.logsumexp(-1)
+        factors = (draw(5, 2), draw(5, 2), draw(5, 2))
         teacher = teacher_RV, teacher_RV.logsumexp(-1)
         shapes = (7, 16), (24, 16), (24, 16), (16, 24)
         return {

@@ -48,7 +48,8 @@ def rotate(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     """Return ``heads_TND`` [T, heads, head_dim] with its channel pairs (i, i + rotated / 2) rotated."""
     cos, sin = angles
     half = cos.shape[-1]
-    first, second = heads_TND[..., :half], heads_TND[..., half : 2 * half]
+    first = heads_TND[..., :half]
+    second = heads_TND[..., half : 2 * half]
     turned = [first * cos - second * sin, second * cos + first * sin, heads_TND[..., 2 * half :]]
     return torch.cat(turned, dim=-1)
 
@@ -102,7 +103,8 @@ def _yarn(frequency: Tensor, rope: Mapping[str, Any], theta: float, max_position
     low, high = channel(rope.get("beta_fast") or 32), channel(rope.get("beta_slow") or 1)
     if rope.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
+    low = max(low, 0)
+    high = min(high, dim - 1)
     width = high - low if high != low else 0.001
     kept = 1 - ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     slowed = 1.0 / (_yarn_factor(rope, max_positions) * (1.0 / frequency))

@@ -32,7 +32,8 @@ def with_rounds(
         goes_on_A = last_A.diff(prepend=last_A[:1]) == 1
         last_A, right_AK = last_A[goes_on_A], right_AK[goes_on_A]
     places: list[list[int]] = torch.stack([last_A, right_AK.sum(1).long()], dim=1).tolist()
-    begun, following = list[int](), 0
+    begun = list[int]()
+    following = 0
     for place, (last, accepted) in enumerate(places):
         if last >= following:
             begun.append(place)

@@ -46,7 +46,9 @@ class TargetOps(VocabularyOps):
         normed = (
             F.rms_norm(wide, wide.shape[-1:], eps=self._target.norm_eps).to(self._norm_H.dtype) * self._norm_H
         )
-        logits, scale, cap = self.head.forward(normed), self._target.logit_scale, self._target.logit_softcap
+        logits = self.head.forward(normed)
+        scale = self._target.logit_scale
+        cap = self._target.logit_softcap
         if scale == 1 and cap is None:
             return logits
         logits = logits.to(wide.dtype) * scale  # rounded once more in bf16, small probabilities would be lost

@@ -19,7 +19,9 @@ class LiveAnswer:
 
     def __init__(self, requests: LiveRequests, states: str | None = None) -> None:
         """Begin in the task that answers the request. ``states``: name of the request's states, if captured."""
-        self._requests, self._label, self.states = requests, requests.label, states
+        self._requests = requests
+        self._label = requests.label
+        self.states = states
         self._is_over = False
 
     def end(self, prompt: Iterable[int], tokens: Iterable[int]) -> None:

@@ -206,7 +206,9 @@ class LiveRequests:
         self, config: LiveRequestsConfig, clock: Callable[[], float] = time.monotonic, timed: bool = True
     ) -> None:
         """Store requests as ``config`` says. If ``timed``, a timer drops requests that are too old."""
-        self._config, self._clock, self._timed = config, clock, timed
+        self._config = config
+        self._clock = clock
+        self._timed = timed
         self._paths = {*_LABELLED_PATHS, *filter(is_label, config.routes)}
         self._lock = threading.Lock()
         self._rows: deque[_Row] = deque()
@@ -230,7 +232,8 @@ class LiveRequests:
 
     def begin(self, scope: Message, receive: Receive) -> Receive:
         """Record an ASGI request for a later ``admits`` in the same task; return a wrapped ``receive``."""
-        headers, path = dict(scope["headers"]), route_of(scope)
+        headers = dict(scope["headers"])
+        path = route_of(scope)
         label = self._label(path, headers.get(LABEL_HEADER))
         asked = _AskedRequest(path, _learns(scope["headers"]), label)
         _ASKED.set(asked)
@@ -357,7 +360,8 @@ class LiveRequests:
 
 def route_of(scope: Message) -> str:
     """Return the path of an ASGI request without the prefix by which a proxy reaches the server (``root_path``)."""
-    path, prefix = scope["path"], scope.get("root_path", "").rstrip("/")
+    path = scope["path"]
+    prefix = scope.get("root_path", "").rstrip("/")
     return path[len(prefix) :] if path.startswith(f"{prefix}/") else path
 
 

@@ -141,7 +141,8 @@ class _Step:
         start = 0
         for span in self.spans:
             stop = start + span.stop - span.start
-            first, ids = positions[span.start], token_ids[span.start : span.stop]
+            first = positions[span.start]
+            ids = token_ids[span.start : span.stop]
             # In a tree of guesses, two guesses have the same position.
             if positions[span.start : span.stop] == list(range(first, first + len(ids))):
                 rows.write(span.key, first, ids, self.hidden_TNH[start:stop])

@@ -54,7 +54,9 @@ class StateRows:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Allocate at most ``num_bytes``; drop requests that ended more than ``age_s`` seconds ago."""
-        self._schema, self._age_s, self._clock = schema, age_s, clock
+        self._schema = schema
+        self._age_s = age_s
+        self._clock = clock
         num_pages = num_bytes // (PAGE_ROWS * schema.bytes_per_token())
         shape = schema.shape(num_pages * PAGE_ROWS)
         # This touches every page once: a step that touches new pages would take several times as long.
@@ -100,7 +102,8 @@ class StateRows:
         if problem := self._reserve(request, stop):
             self._leave_out(request, problem)
             return
-        rows, done = hidden_TNH.view(torch.uint8).flatten(1).numpy(), 0
+        rows = hidden_TNH.view(torch.uint8).flatten(1).numpy()
+        done = 0
         for place in self._places(request, first, stop):
             self._bytes[place.start : place.stop] = rows[done : done + len(place)]
             done += len(place)
@@ -181,7 +184,8 @@ class StateRows:
         places = list[range]()
         while first < stop:
             page, row = divmod(first, PAGE_ROWS)
-            num, place = min(PAGE_ROWS - row, stop - first), request.pages[page] * PAGE_ROWS + row
+            num = min(PAGE_ROWS - row, stop - first)
+            place = request.pages[page] * PAGE_ROWS + row
             places.append(range(place, place + num))
             first += num
         return places
@@ -189,7 +193,8 @@ class StateRows:
     def _leave_out(self, request: _Request, cause: str) -> None:
         request.problem = cause
         self._free.extend(request.pages)
-        request.pages, request.token_ids = [], array("i")
+        request.pages = []
+        request.token_ids = array("i")
 
     def _drop_oldest(self) -> None:
         self._drop(next(iter(self._ended.values())))

@@ -29,7 +29,8 @@ def map_dealt(
     must keep shape and dtype. The ranks work in parallel, each on a different tensor, and hold at most two
     full tensors at a time.
     """
-    names, results = list(parts), {}
+    names = list(parts)
+    results = {}
     size = dist.get_world_size(held.group)
     for first in range(0, len(names), size):
         results |= _one_round(function, {name: parts[name] for name in names[first : first + size]}, held)
@@ -40,7 +41,8 @@ def _one_round(
     function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor], held: Parts
 ) -> dict[str, Tensor]:
     """Apply ``function`` to at most one full tensor on each rank; ``parts`` has at most one per rank."""
-    rank, templates = dist.get_rank(held.group), list[Tensor]()
+    rank = dist.get_rank(held.group)
+    templates = list[Tensor]()
     own = made = None
     for owner, (name, part) in enumerate(parts.items()):
         whole = held.gather(name, part)

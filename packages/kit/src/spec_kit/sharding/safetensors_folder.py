@@ -132,7 +132,8 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
     entries: dict[str, dict[str, Any]] = {}
     end = 0
     for key, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
+        start = end
+        end = end + tensor.nbytes
         entries[key] = {
             "dtype": DTYPE_CODES[_dtype_name(tensor)], "shape": list(tensor.shape), "data_offsets": [start, end],
         }  # fmt: skip

@@ -209,7 +209,8 @@ def _read(state: Mapping[str, Tensor | FlatShard], index: Index, folder: StateFo
 
 
 def _check_as_listed(source: Tensor, dtype: str, part: Part, where: str) -> None:
-    found, listed = (source.dtype, tuple(source.shape)), (getattr(torch, dtype), part.shape)
+    found = (source.dtype, tuple(source.shape))
+    listed = (getattr(torch, dtype), part.shape)
     if found != listed:
         raise ArtifactError(
             f"{where} has {found[0]} {list(found[1])}, {INDEX_FILE} says {listed[0]} {list(listed[1])}"
@@ -275,7 +276,9 @@ def _rectangles(first: int, stop: int, shape: Offset) -> Iterator[tuple[Offset, 
         yield (), ()
         return
     row = prod(shape[1:])
-    inside, whole, last = first // row, -(-first // row), stop // row
+    inside = first // row
+    whole = -(-first // row)
+    last = stop // row
     if inside < whole:  # the range begins, or lies, inside a row
         end = min(stop, whole * row)
         for offset, part in _rectangles(first - inside * row, end - inside * row, shape[1:]):

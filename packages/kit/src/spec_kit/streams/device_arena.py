@@ -83,7 +83,8 @@ class DeviceArena:
 
     def __init__(self, memory: Tensor, layout: SampleLayout) -> None:
         """Allocate from ``memory``, uint8 [bytes], contiguous."""
-        self._bytes, self._layout = memory, layout
+        self._bytes = memory
+        self._layout = layout
         self.size = memory.nbytes
         self._free_list = FreeList(memory.nbytes)
         self._readers: list[tuple[Range, Event]] = []

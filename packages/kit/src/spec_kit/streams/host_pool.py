@@ -26,7 +26,8 @@ class HostPool(ReceiverPool):
 
     def __init__(self, layout: SampleLayout, window_bytes: int, device: torch.device | None = None) -> None:
         """Allocate ``window_bytes`` of shared memory."""
-        self._layout, self._device = layout, device
+        self._layout = layout
+        self._device = device
         self._arena = Arena(window_bytes)
         self.descriptor, self.size = self._arena.descriptor, self._arena.size
 

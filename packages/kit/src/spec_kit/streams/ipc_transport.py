@@ -28,11 +28,14 @@ class IpcTransport(Transport):
 
         If device memory cannot be shared, warn and use host memory, or raise ConfigError if ``required`` is true.
         """
-        self._sharing_type, self._share_device, self._required = sharing, share_device, required
+        self._sharing_type = sharing
+        self._share_device = share_device
+        self._required = required
 
     def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
         """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
-        sharing, port = self._sharing(), open_port(host)
+        sharing = self._sharing()
+        port = open_port(host)
         layout = SampleLayout(schema)
         pools: list[ReceiverPool] = [HostPool(layout, window_bytes, sharing.device)]
         if self._share_device:

@@ -85,7 +85,8 @@ class StreamReceiver(FeatureReceiver):
         port: socket.socket | None = None,
     ) -> None:
         """Listen; a sender gets the first of ``pools`` that serves its device. ``close`` closes the pools."""
-        self._schema, self._layout = schema, SampleLayout(schema)
+        self._schema = schema
+        self._layout = SampleLayout(schema)
         self._window_bytes = window_bytes
         self._used_bytes = 0
         self._pools = pools

@@ -34,7 +34,8 @@ class StreamSender(FeatureSender):
     ) -> None:
         """Connect to the receiver at ``address`` (T1)."""
         self._name, token, remote = split_address(address)
-        self._schema, self._layout = schema, SampleLayout(schema)
+        self._schema = schema
+        self._layout = SampleLayout(schema)
         self._buffer: SenderBuffer
         self._in_use = threading.Lock()
         self._number = 0

@@ -90,7 +90,8 @@ class Arena:
 
     def _cool(self, start: int, stop: int) -> None:
         """Return to the system all whole pages between ``start`` and ``stop`` outside the first window."""
-        start, stop = _page_up(max(start, self._warm_bytes)), _page_down(stop)
+        start = _page_up(max(start, self._warm_bytes))
+        stop = _page_down(stop)
         if stop > start:
             self._mapping.madvise(mmap.MADV_REMOVE, start, stop - start)
 

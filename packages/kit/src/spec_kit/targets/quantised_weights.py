@@ -33,7 +33,8 @@ def check_quantisation(config: TargetConfig, tensors: Mapping[str, StoredTensor]
 
     Raise it, too, if one of the two files says it in another form than engines read.
     """
-    settings, algorithm = config.section(_SETTINGS), _modelopt_algorithm(config.file.parent / _MODELOPT_FILE)
+    settings = config.section(_SETTINGS)
+    algorithm = _modelopt_algorithm(config.file.parent / _MODELOPT_FILE)
     name = quantised_weight(tensors)
     if name is None and not settings and algorithm is not None:
         raise TargetError(

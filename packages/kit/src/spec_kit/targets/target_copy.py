@@ -38,7 +38,8 @@ def _check_room(target: Path, files: Sequence[Path], output: Path) -> None:
     """Raise TargetError if the disk does not hold a copy; a sparse file takes no room until it is copied."""
     there = next(folder for folder in output.absolute().parents if folder.is_dir())
     sizes = {file: file.stat().st_size for file in files}
-    needed, free = sum(sizes.values()), shutil.disk_usage(there).free
+    needed = sum(sizes.values())
+    free = shutil.disk_usage(there).free
     if needed > free:
         largest = max(sizes, key=sizes.__getitem__)
         raise TargetError(

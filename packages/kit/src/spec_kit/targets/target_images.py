@@ -119,10 +119,8 @@ class TargetImages:
         if not isinstance(vision, dict):
             return
         for name, field in _SIZES.items():
-            size, expected = (
-                getattr(image_processor, name, None),
-                cast("dict[str, object]", vision).get(field),
-            )
+            size = getattr(image_processor, name, None)
+            expected = cast("dict[str, object]", vision).get(field)
             if expected is not None and hasattr(image_processor, name) and size != expected:
                 raise TargetError(
                     f"the image processor in '{self._folder}' has {name}={shown(size)}, expected {shown(expected)}, "

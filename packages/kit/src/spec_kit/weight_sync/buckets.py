@@ -75,7 +75,8 @@ class BucketPlan:
         whole = torch.empty(0, dtype=torch.uint8)
         for pieces, bucket in zip(self.pieces, buckets, strict=True):
             for piece in pieces:
-                entry, raw = piece.entry, bucket[piece.offset : piece.offset + piece.size]
+                entry = piece.entry
+                raw = bucket[piece.offset : piece.offset + piece.size]
                 if piece.size < entry.num_bytes:
                     if piece.start == 0:
                         whole = torch.empty(entry.num_bytes, dtype=torch.uint8, device=bucket.device)

@@ -76,7 +76,8 @@ class Delivery(Resource):
         device: torch.device,
     ) -> None:
         """Prepare a push to ``replica``, called ``name``, by one of the transports of ``choice``."""
-        self.name, self.replica = name, replica
+        self.replica = replica
+        self.name = name
         self.state: Literal["pending", "received"] | Outcome = "pending"
         self.reason = self.transport = ""
         self.has_failed = False
@@ -85,7 +86,9 @@ class Delivery(Resource):
         """Whether the replica has already committed another draft under the update's version."""
         self.seconds: dict[str, float] = {}
         self.not_taken: Mapping[str, str] = {}
-        self._link, self._choice, self._device = link, choice, device
+        self._device = device
+        self._choice = choice
+        self._link = link
         self._expected: ExpectedRanks | None = None
         self._sender: WeightSender | None = None
         self._cancelled = False
@@ -95,8 +98,10 @@ class Delivery(Resource):
 
         Both are times of ``time.monotonic``. The replica's ranks may connect until ``close``.
         """
-        self.update, self.payload = update, payload
-        self._deadline, self._end = received_by, deadline
+        self.payload = payload
+        self.update = update
+        self._end = deadline
+        self._deadline = received_by
         self._expected = self._link.expect(update, self.name, self.replica.num_ranks)
         if self._cancelled:
             self._expected.cancel()
@@ -114,9 +119,11 @@ class Delivery(Resource):
                 self._send(ends)
             self.state = "received"
         except Exception as error:  # noqa: BLE001 (a transport or a replica may raise anything)
-            self.has_failed, self.version_is_taken = True, isinstance(error, VersionTaken)
+            self.version_is_taken = isinstance(error, VersionTaken)
+            self.has_failed = True
             self._close_sender()
-            self.state, self.reason = "aborted", cause(error)
+            self.reason = cause(error)
+            self.state = "aborted"
 
     def commit(self) -> None:
         """Make the replica serve the update. ``state`` becomes ``committed``, or ``quarantined`` on failure."""
@@ -131,12 +138,14 @@ class Delivery(Resource):
             self.state = "committed"
         except Exception as error:  # noqa: BLE001 (a replica may raise anything)
             self.has_failed = True
-            self.state, self.reason = "quarantined", self._later_trainer(self.replica.status) or cause(error)
+            self.reason = self._later_trainer(self.replica.status) or cause(error)
+            self.state = "quarantined"
 
     def abort(self, reason: str) -> None:
         """Abort an update that is not committed; the replica continues to serve its current version."""
         taken_over = self._later_trainer(lambda: self.replica.abort(self.update))
-        self.state, self.reason = "aborted", taken_over or reason
+        self.reason = taken_over or reason
+        self.state = "aborted"
 
     def cancel(self) -> None:
         """Interrupt the current phase of the push. Thread-safe."""
@@ -215,7 +224,8 @@ class Delivery(Resource):
             )
             end.post(offer, self._deadline)
         addresses = [end.expect(Endpoint, self._deadline).address for end in ends]
-        weights, device = self.payload.weights, self._device
+        device = self._device
+        weights = self.payload.weights
         self._sender = transport.sender(manifest, weights, addresses, device, self.name)
         try:
             with self._timed("send"):

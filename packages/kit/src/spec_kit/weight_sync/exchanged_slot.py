@@ -40,7 +40,9 @@ class ExchangedSlot(DraftSlot):
 
         Tensors that the draft shares with ``target`` are not exchanged.
         """
-        self._device, self._layout, self._target = device, layout, target
+        self._device = device
+        self._layout = layout
+        self._target = target
         self._exchange: Exchange | None = None
         self._addresses: WeakKeyDictionary[nn.Module, tuple[dict[str, Address], frozenset[Address]]] = (
             WeakKeyDictionary()

@@ -103,9 +103,12 @@ class Publisher(Resource):
         publisher that was started last wins (``spec_kit.weight_sync.fence``). Buckets are assembled on
         ``device``. ``close`` closes the transports.
         """
-        self.group, self.fence = group, fence
-        self._asks_for_fences, self._random_bits = fence is None, random_bits()
-        self._target, self._transports = target, transports
+        self.group = group
+        self.fence = fence
+        self._asks_for_fences = fence is None
+        self._random_bits = random_bits()
+        self._target = target
+        self._transports = transports
         self._device = torch.device("cpu") if device is None else device
         self._choice = TransportChoice(transports, self._device, fastest_first=fastest_first)
         self._members: dict[str, _Member] = {}
@@ -325,7 +328,8 @@ class Publisher(Resource):
         for name, member in members.items():
             delivery = push.deliveries[name]
             if delivery.state == "committed":
-                member.counts, member.update = True, updates[name]
+                member.counts = True
+                member.update = updates[name]
             elif push.committed or delivery.has_failed:
                 member.counts = False
         return push

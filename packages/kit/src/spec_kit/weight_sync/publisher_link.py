@@ -35,9 +35,11 @@ class ExpectedRanks(Resource):
         self, update: UpdateId, replica: str, num_ranks: int, forget: Callable[[ExpectedRanks], None]
     ) -> None:
         """Expect ranks 0 to ``num_ranks`` - 1. ``close`` calls ``forget`` with this object."""
-        self.update, self.replica = update, replica
+        self.update = update
+        self.replica = replica
         self.token = secrets.token_hex(16)
-        self._num_ranks, self._forget = num_ranks, forget
+        self._num_ranks = num_ranks
+        self._forget = forget
         self._ends: dict[int, RankEnd] = {}
         self._changed = threading.Condition()
         self._closed = False

@@ -60,7 +60,10 @@ class UpdateReceiver(Resource):
         rank: int = 0,
     ) -> None:
         """Update the draft in ``slot``. ``transports``: name -> weight transport; ``close`` closes them."""
-        self.slot, self.transports, self.group, self.rank = slot, transports, group, rank
+        self.slot = slot
+        self.transports = transports
+        self.group = group
+        self.rank = rank
         self._lock = threading.RLock()
         self._status = ServingStatus()
         self._transfer: _Transfer | None = None
@@ -150,7 +153,9 @@ class UpdateReceiver(Resource):
         An update in progress is cancelled, and its thread ends first, because it writes into that memory.
         """
         with self._lock:
-            transfer, self._replaced, self._damage = self._transfer, None, ""
+            transfer = self._transfer
+            self._replaced = None
+            self._damage = ""
             self._set("idle", version=None, digest="")
         if transfer is not None:
             transfer.cancel()
@@ -159,7 +164,8 @@ class UpdateReceiver(Resource):
     def close(self) -> None:
         """Cancel an update in progress, and close the transports; the served draft does not change."""
         with self._lock:
-            self._closed, self._replaced = True, None
+            self._closed = True
+            self._replaced = None
             transfer = self._transfer
             if transfer is not None:
                 self.give_up(transfer.request.update, "the engine closes")
@@ -240,7 +246,8 @@ class _Transfer:
 
     def __init__(self, owner: UpdateReceiver, request: UpdateRequest, before: _Transfer | None) -> None:
         self.request = request
-        self._owner, self._before = owner, before
+        self._owner = owner
+        self._before = before
         self._deadline = time.monotonic() + request.seconds
         self._cancelled = threading.Event()
         self._open: list[UpdateChannel | WeightReceiver] = []
@@ -355,7 +362,8 @@ class _Transfer:
                 raise PeerLost("the update was given up")
             if (expected := missing.pop(name, None)) is None:
                 raise ProtocolError(f"{name} has arrived twice, or is none of the update")
-            dtype, shape = dtype_name(tensor), tuple(tensor.shape)
+            dtype = dtype_name(tensor)
+            shape = tuple(tensor.shape)
             if (dtype, shape) != (expected.dtype, expected.shape):
                 raise ProtocolError(
                     f"{name} has arrived as {dtype} {list(shape)}, expected {expected.dtype} {list(expected.shape)}"

@@ -34,7 +34,9 @@ class TransportChoice:
 
         ``device``: device of the sender.
         """
-        self._transports, self._device, self._fastest_first = transports, device, fastest_first
+        self._transports = transports
+        self._device = device
+        self._fastest_first = fastest_first
 
     def towards(self, replica: str, ends: Sequence[RankEnd]) -> ChosenTransport:
         """Return a transport that reaches every rank of ``replica``. Raise EngineError if none does."""

@@ -32,7 +32,8 @@ class FramedSocket:
         Larger packets than ``max_bytes`` are refused before they are read.
         """
         end.settimeout(None)
-        self.end, self._max_bytes = end, max_bytes
+        self.end = end
+        self._max_bytes = max_bytes
         self._sending = threading.Lock()
         self._received = bytearray()
         self._limits_s: dict[int, float] = {}

@@ -105,7 +105,8 @@ class HttpClient(Resource):
         EngineError for an answer that is invalid, too long or too late, and for every status but 200.
         """
         deadline = time.monotonic() + timeout_s
-        refusal, refused = None, bytearray()
+        refusal = None
+        refused = bytearray()
         with self._explained(path, timeout_s):
             for event in self._events(path, body.encode(), deadline, longest):
                 if isinstance(event, h11.Data) and refusal is None:
@@ -126,7 +127,8 @@ class HttpClient(Resource):
                     connected.shutdown(socket.SHUT_RDWR)
 
     def _exchange(self, path: str, body: bytes, deadline: float, longest: int) -> HttpAnswer:
-        head, answer = None, bytearray()
+        head = None
+        answer = bytearray()
         for event in self._events(path, body, deadline, longest):
             if isinstance(event, h11.Response):
                 head = event
@@ -174,7 +176,8 @@ class HttpClient(Resource):
     @contextmanager
     def _connected(self, deadline: float) -> Generator[socket.socket]:
         """Yield a connection to the server. ``close`` in another thread ends this connection."""
-        host, secure = self._parts.hostname or "", self._parts.scheme == "https"
+        host = self._parts.hostname or ""
+        secure = self._parts.scheme == "https"
         with ExitStack() as stack:
             limit_s = min(_CONNECT_S, _left_s(deadline))
             try:
@@ -254,7 +257,8 @@ def _read_answer(
 
     Raise ProtocolError if the response is too long.
     """
-    has_head, num_bytes = False, 0
+    has_head = False
+    num_bytes = 0
     while True:
         event = state.next_event()
         if event is h11.NEED_DATA:

@@ -50,7 +50,8 @@ class AcceptLimiter:
 
         ``max_pending``: largest number of connections that have not sent their first packet; by default MAX_PENDING.
         """
-        self._listeners, self._max_pending = listeners, max_pending
+        self._listeners = listeners
+        self._max_pending = max_pending
         self._pending: dict[socket.socket, _Pending] = {}  # in the order in which they connected
         self._closed = False
         self._selector: selectors.BaseSelector

@@ -96,7 +96,9 @@ class TcpRendezvous(Rendezvous):
             raise ProtocolError(
                 "a rendezvous needs a token: any secret string that all ranks of the run share"
             )
-        self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
+        self.rank = rank
+        self.world_size = world_size
+        self.timeout_s = timeout_s
         self._token = token
         self._host, self._port = parse_address(address)
         self._server: RendezvousServer | None = None

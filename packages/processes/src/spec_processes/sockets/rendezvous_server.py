@@ -97,7 +97,8 @@ class _Member:
     """The server's connection to a rank that has joined."""
 
     def __init__(self, rank: int, channel: FramedSocket) -> None:
-        self._rank, self._channel = rank, channel
+        self._rank = rank
+        self._channel = channel
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
@@ -144,7 +145,8 @@ class RendezvousServer:
 
     def __init__(self, listener: socket.socket, token: str, world_size: int) -> None:
         """Take ownership of the listener and begin to admit members."""
-        self._token, self._world_size = token, world_size
+        self._token = token
+        self._world_size = world_size
         self._lock = threading.Lock()
         self._members: dict[int, _Member] = {}
         self._gone: dict[int, _Member] = {}

@@ -102,7 +102,8 @@ def _with_own_server(parts: RunParts) -> RunParts:
     Raise UsageError if the server cannot be started here.
     """
     check_own_server(parts)
-    follow, own = parts.config.follow, url_of(parts.config)
+    follow = parts.config.follow
+    own = url_of(parts.config)
     others = (url for url in follow.servers if not same_server(url, own))
     follow = follow.model_copy(update={"servers": (own, *others)})
     return replace(parts, config=parts.config.model_copy(update={"follow": follow}))

@@ -31,7 +31,8 @@ def outcome_of(step: Callable[[], str]) -> Outcome:
 
 def described(error: BaseException) -> str:
     """Return type and message of an error, and those of its causes that the message does not contain."""
-    text, cause = f"{type(error).__name__}: {error}", error.__cause__
+    text = f"{type(error).__name__}: {error}"
+    cause = error.__cause__
     while cause is not None:
         if str(cause) not in text:
             text += f" (because of {type(cause).__name__}: {cause})"

@@ -26,7 +26,8 @@ _OF_BYTES = {"parts", "rank_memory"}
 
 def describe_run(run: RunSpec) -> dict[str, Any]:
     """Return a description of ``run`` as a JSON-serializable dict."""
-    config, sizes = run.config, RunSizes(run)
+    config = run.config
+    sizes = RunSizes(run)
     return {
         "target": str(run.target.folder),
         "architecture": run.target.architecture,
@@ -85,7 +86,8 @@ def _served_by(run: RunSpec) -> dict[str, str]:
 
 def _layers_run(run: RunSpec) -> dict[str, str]:
     """Return how many of the target's layers a capture runs, if the engine leaves some out."""
-    highest, every = max(run.schema.layers), run.target.num_layers
+    highest = max(run.schema.layers)
+    every = run.target.num_layers
     runs = run.config.data.features is None
     if highest == every or not runs or not run.engine_type.abilities.stops_early:
         return {}
@@ -149,7 +151,8 @@ def _parallel(run: RunSpec, share: int) -> str:
 
     ``share``: the data-parallel rank.
     """
-    name, num_shares = run.config.strategy.name, run.schedule.num_shares
+    name = run.config.strategy.name
+    num_shares = run.schedule.num_shares
     if num_shares == run.config.train.ranks:
         return name
     return f"{name}, data-parallel rank {share} of {num_shares}"

@@ -57,7 +57,8 @@ class Quantisation:
         output.parent.mkdir(parents=True, exist_ok=True)
         scratch = new_folder(output.parent, f".{output.name}-")
         try:
-            plain, quantised = scratch / "plain", scratch / output.name
+            plain = scratch / "plain"
+            quantised = scratch / output.name
             export_draft(draft, weights, target, plain, chat)
             shutil.copytree(plain, quantised)
             quantise_folder(quantised, draft.quantised_modules, self.dtype)
@@ -97,6 +98,7 @@ class Quantisation:
                 ).counters.acceptance_length
                 for folder, kind in ((quantised, "quantised"), (plain, "plain"))
             )
-        where, without = options.engine_type.name, f"{before:.3f} without --dtype={self.dtype}"
+        where = options.engine_type.name
+        without = f"{before:.3f} without --dtype={self.dtype}"
         tau = f"acceptance length in engine {where}: {after:.3f}, {without}"
         return {"acceptance_length": after, "notes": [size, tau]}

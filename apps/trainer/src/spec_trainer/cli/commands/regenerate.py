@@ -97,7 +97,8 @@ class Regeneration:
     @property
     def settings(self) -> dict[str, Any]:
         """All settings that the answers depend on, as a JSON-serializable dict."""
-        request, sections = self.request, self.options.config
+        request = self.request
+        sections = self.options.config
         names = ("max_new_tokens", "temperature", "top_p", "seed", "drop_cut", "on_bad_row")
         return {
             "target_digest": self.target.digest,
@@ -155,7 +156,8 @@ def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> 
             f"--max-new-tokens={request.max_new_tokens} leaves no room for a prompt in the {target.max_positions} "
             f"positions of target {target.folder}; lower it"
         )
-    images, chat = prompt_image_rules(options.engine_type, target), options.config.data
+    images = prompt_image_rules(options.engine_type, target)
+    chat = options.config.data
     encoder = Encoder(target.folder, target.vocab_size, chat, images, chat.media_root)
     work = _check_rows(Regeneration(request=request, options=options, target=target, encoder=encoder))
     check_answer_file(request.output, work.settings)
@@ -164,7 +166,10 @@ def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> 
 
 def _check_rows(work: Regeneration) -> Regeneration:
     """Parse every row once, so that a bad row is found before the engine starts; keep none of them."""
-    num_rows, left_out, rows, images = 0, set[int](), _new_digest(), _new_digest()
+    num_rows = 0
+    left_out = set[int]()
+    rows = _new_digest()
+    images = _new_digest()
     for number, source in enumerate(read_rows(work.request.data)):
         num_rows += 1
         rows.update(_bytes_of(source))
@@ -208,7 +213,8 @@ def _answer_rest(
 
     A row is written when its last turn is answered. So an interruption loses the rows in progress.
     """
-    requests, sampling = RowRequests(work.rows(file.rows), work.request.seed), work.sampling
+    requests = RowRequests(work.rows(file.rows), work.request.seed)
+    sampling = work.sampling
     total = num_left = work.num_left(file.rows)
     num_tokens = 0
     progress = StepProgress(total, "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s", "row")

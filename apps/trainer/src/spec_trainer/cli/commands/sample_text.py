@@ -57,7 +57,9 @@ def _parts(sample: Sample, encoder: Encoder) -> Iterator[tuple[str, bool]]:
     some tokenizers put a space before every word except the first.
     """
     ids = sample.input_ids.tolist()
-    whole, start, stop = encoder.decode(ids), 0, 0
+    whole = encoder.decode(ids)
+    start = 0
+    stop = 0
     for supervised, tokens in groupby(sample.loss_mask.tolist()):
         stop += len(list(tokens))
         before = encoder.decode(ids[:stop]).rstrip(_HALF_A_CHARACTER)

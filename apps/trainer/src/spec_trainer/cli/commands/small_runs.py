@@ -31,7 +31,8 @@ _STEPS, _ROWS, _TOKENS, _VOCABULARY = 3, 12, 64, 512
 
 def small_runs() -> dict[str, Callable[[Backend], str]]:
     """Return a step for each draft that can be imported in one process, and for one in the other placements."""
-    first, places = DEFAULT_PLUGINS["draft"], ("colocated", "disaggregated")
+    first = DEFAULT_PLUGINS["draft"]
+    places = ("colocated", "disaggregated")
     drafts = [name for name, draft in plugins.load_each(Draft) if isinstance(draft, type)]
     return {
         **{f"train {name}": partial(_train, name, "inline") for name in drafts},

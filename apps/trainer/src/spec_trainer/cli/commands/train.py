@@ -54,7 +54,9 @@ def run_training(
             check_strategy(spec.strategy_type, checkpoints.first)
         for warning in run_warnings(spec, RunSizes(spec), more_steps):
             log.warning("%s", warning)
-        start, asked, restarts = checkpoints.first, spec, spec.config.train.restarts
+        start = checkpoints.first
+        asked = spec
+        restarts = spec.config.train.restarts
         for restart in range(restarts):
             try:
                 return _train_from(start, spec, stop, steps_limit)
@@ -63,7 +65,9 @@ def run_training(
                     raise
                 again = "the run begins again at this command's newest checkpoint, or where it began"
                 log.warning("%s; %s (%d of train.restarts=%d)", error, again, restart + 1, restarts)
-                start, before, spec = checkpoints.newest(), spec, asked.with_room()
+                start = checkpoints.newest()
+                before = spec
+                spec = asked.with_room()
                 _note_room(asked, before, spec)
         return _train_from(start, spec, stop, steps_limit)
 

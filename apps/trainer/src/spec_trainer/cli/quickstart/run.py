@@ -204,7 +204,8 @@ def prepare_files(
     """
     stages = stages or Stages()
     stages.begin(READ)
-    config, documents = size.target, python_documents(size.library)
+    config = size.target
+    documents = python_documents(size.library)
     train, held_out = split_by_file(documents, HELD_OUT_SHARE, seed=0)
     key = f"{tiny_target_cache_key(train, config)}-{PIECE_CHARS}-{HELD_OUT_ROWS}"
     files = QuickstartFiles(cache_folder() / f"quickstart-{key}")
@@ -299,7 +300,8 @@ def _pieces(text: str) -> Iterator[str]:
     for line in text.splitlines(keepends=True):
         if piece and size + len(line) > PIECE_CHARS:
             yield "".join(piece)
-            piece, size = [], 0
+            piece = []
+            size = 0
         piece.append(line)
         size += len(line)
     if size >= MIN_CHARS:

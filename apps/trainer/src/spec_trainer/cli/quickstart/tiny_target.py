@@ -137,7 +137,8 @@ def continuation_chat(text: str) -> list[dict[str, str]]:
     """Return a chat in which the user gives a text's first lines and the assistant the rest."""
     lines = text.splitlines(keepends=True)
     cut = min(12, max(1, len(lines) // 3))
-    opening, rest = "".join(lines[:cut]), "".join(lines[cut:])
+    opening = "".join(lines[:cut])
+    rest = "".join(lines[cut:])
     return [{"role": "user", "content": opening}, {"role": "assistant", "content": rest}]
 
 

@@ -51,8 +51,10 @@ def measure_cost(work: Work, budget_s: float, limit: TimeLimit) -> dict[str, Any
 
 def cost_of(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cost that the document of ``evaluate`` shows, for the one number of guesses that it measured."""
-    (alone,), tau = figures["throughput"], figures["greedy"]["acceptance_length"]
-    token_ms, break_even = 1000 / alone["tokens_per_s_without_draft"], tau / alone["speedup"]
+    (alone,) = figures["throughput"]
+    tau = figures["greedy"]["acceptance_length"]
+    token_ms = 1000 / alone["tokens_per_s_without_draft"]
+    break_even = tau / alone["speedup"]
     row = {
         "num_draft_tokens": figures["num_draft_tokens"],
         "round_ms": break_even * token_ms,

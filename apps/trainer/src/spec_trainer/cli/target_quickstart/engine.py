@@ -23,7 +23,8 @@ class AnsweringEngine:
 
     def __init__(self, options: EngineOptions, target: TargetSpec) -> None:
         """Start nothing: the first use does."""
-        self._options, self._target = options, target
+        self._options = options
+        self._target = target
         self._engine: Engine | None = None
         self._started = ExitStack()
 
@@ -86,7 +87,8 @@ def _checked(name: str, machine: Machine, target: TargetSpec, draft: Draft) -> C
     words = engine_words(options.engine_type, machine)
     if words:
         options = read_engine_options(name, machine.backend, words)
-    engine, config = options.engine_type, options.config.engine
+    engine = options.engine_type
+    config = options.config.engine
     engine.check_target(config, target)
     engine.check_capture(config, draft.required_features(target))
     engine.check_method(config, draft)

@@ -22,7 +22,8 @@ def measure_draft(work: Work, one: Round, limit: TimeLimit) -> dict[str, Any]:
     """Return the document of ``evaluate --json``, with the speed at one answer at a time."""
     longest = _MOST_TOKENS
     if work.folder.cost.exists():
-        cost, num_prompts = read_document(work.folder.cost), len(read_all(work.folder.held_out))
+        cost = read_document(work.folder.cost)
+        num_prompts = len(read_all(work.folder.held_out))
         # A token without a draft, and a round with it: the draft's guesses may all be wrong.
         alone_s = (cost["token_ms"] + max(row["round_ms"] for row in cost["rounds"])) / 1000
         longest = int(_SAFETY * max(0.0, limit.left_s) / ((num_prompts + _BATCHED) * alone_s))

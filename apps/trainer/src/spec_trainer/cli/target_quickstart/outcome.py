@@ -17,7 +17,8 @@ from spec_trainer.run.serving import serving_commands
 
 def outcome(work: Work, one: Round) -> dict[str, Any]:
     """Return the summary of a round whose figures were measured."""
-    run, figures = resolved_run(work, one), read_document(one.figures)
+    run = resolved_run(work, one)
+    figures = read_document(one.figures)
     counts, recipe = read_document(one.prompt_counts), read_document(one.recipe)
     cost = read_document(work.folder.cost) if work.folder.cost.exists() else cost_of(figures)
     speedups = expected_speedups(cost, figures["acceptance_per_position"])
@@ -68,7 +69,8 @@ def _of_prompts(counts: Mapping[str, Any]) -> str:
             f"{counts['repeated']} repeated, {counts['unfinished']} unfinished, {counts['unusable']} unusable"
         )
     else:
-        how, left_out = f"of {counts['source']}", f"{counts['unusable']} unusable"
+        how = f"of {counts['source']}"
+        left_out = f"{counts['unusable']} unusable"
     return f"Prompts: {counts['prompts']} {how}; left out: {left_out}"
 
 

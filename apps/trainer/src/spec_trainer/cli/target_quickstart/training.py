@@ -100,7 +100,8 @@ def _recipe(work: Work, one: Round, earlier: Sequence[Round]) -> dict[str, Any]:
 def _time_steps(work: Work, one: Round, limit: TimeLimit) -> None:
     """Train for a share of the time, and write down how many steps the rest allows."""
     log.info("timing training steps for %.0f s", _TIMED_SHARE * limit.left_s)
-    begin_s, timed = limit.left_s, TimeLimit(_TIMED_SHARE * limit.left_s, has_begun=False)
+    begin_s = limit.left_s
+    timed = TimeLimit(_TIMED_SHARE * begin_s, has_begun=False)
     most = TimeLimit(_MOST_TIMED * limit.left_s)
     try:
         run_training(resolved_run(work, one), most, steps_limit=timed)

@@ -91,12 +91,14 @@ def _turns(row: Row, field: str = "prompt") -> list[str]:
 
 
 def _instruction(row: Row) -> list[str]:
-    instruction, added = _text(row["instruction"]), row.get("input")
+    instruction = _text(row["instruction"])
+    added = row.get("input")
     return [f"{instruction}\n\nInput:\n{added}" if added else instruction]
 
 
 def _choices(row: Row) -> list[str]:
-    question, choices = _text(row["question"]), row["choices"]
+    question = _text(row["question"])
+    choices = row["choices"]
     if not isinstance(choices, list) or not 2 <= len(choices) <= len(LETTERS):
         raise TypeError(f"expected a list of 2 to {len(LETTERS)} texts in 'choices'")
     if (answer := row.get("answer")) is not None and right_answer(row) is None:
@@ -206,7 +208,8 @@ def _spellings(name: str) -> set[str]:
     also with a dash in place of the slash.
     """
     benchmark = BENCHMARKS[name]
-    hub, own = benchmark.hub, benchmark.hub.partition("/")[2]
+    hub = benchmark.hub
+    own = hub.partition("/")[2]
     names = (name, f"{benchmark.config}-{name}", hub, hub.replace("/", "-"), own)
     return {_plain(spelling) for spelling in names}
 
@@ -219,7 +222,9 @@ class Questions:
 
         ``longest``: the largest number of tokens of a prompt.
         """
-        self._rows, self._encoder, self._longest = rows, encoder, longest
+        self._rows = rows
+        self._encoder = encoder
+        self._longest = longest
         for row in rows:
             row.ask(encoder, longest)
         self._waiting = deque(row for row in rows if row.is_open)
@@ -297,7 +302,8 @@ def _files(name: str, folder: Path) -> list[Path]:
     They are the data file with this name, or else the files of a copy of the benchmark's data set. The file's
     name may be any of ``_spellings``, such as ``sanitized-mbpp``.
     """
-    benchmark, names = BENCHMARKS[name], _spellings(name)
+    benchmark = BENCHMARKS[name]
+    names = _spellings(name)
     with foreign_errors(DataError, f"--bench-data={folder} cannot be read"):
         members = sorted(folder.iterdir())
     for member in members:

@@ -125,7 +125,8 @@ def _round(
     drafted: Mapping[tuple[int, int], Pass],
     alone: Mapping[tuple[int, int], Pass],
 ) -> dict[str, Any]:
-    own, bare = drafted[size, count], alone.get((size, count))
+    own = drafted[size, count]
+    bare = alone.get((size, count))
     round_ms = _step_ms(own, size, own.counters.rounds)
     target_ms = None if bare is None else _step_ms(bare, size, bare.counters.rounds)
     return {

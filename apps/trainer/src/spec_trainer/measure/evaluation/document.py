@@ -49,7 +49,8 @@ def summarise(
     sampled = None
     if work.sampled is not None and plain.sampled is not None and drafted.sampled is not None:
         sampled = _figures(work.sampled.temperature, plain.sampled, drafted.sampled)
-    temperature, both = work.sampling.temperature, (plain.own(work), drafted.own(work))
+    temperature = work.sampling.temperature
+    both = (plain.own(work), drafted.own(work))
     warnings = list(invalid_figures(plain, drafted, "sampled" if temperature > 0 else "greedy"))
     if sweep is not None:
         warnings += sweep.warnings()

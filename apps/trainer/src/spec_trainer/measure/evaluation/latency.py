@@ -89,7 +89,8 @@ def break_even(entries: Sequence[Mapping[str, Any]]) -> float | None:
     pays = [place for place, (_, speedup) in enumerate(points) if speedup > 1]
     if not pays:
         return float(points[0][0])
-    (low, above), (high, below) = points[pays[-1]], points[pays[-1] + 1]
+    low, above = points[pays[-1]]
+    high, below = points[pays[-1] + 1]
     share = (above - 1) / (above - below)
     return math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
 

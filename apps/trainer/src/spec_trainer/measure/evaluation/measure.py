@@ -116,7 +116,8 @@ def decode_once_with(engine: Engine, draft_model: Path, work: Workload, what: st
 
 def _decode_all(engine: Engine, work: Workload, how: str, loads: Mapping[int, Pass] | None = None) -> Passes:
     what = f"decoding prompts ({len(work.prompts)})"
-    greedy, sampled = _decode_once(engine, work, work.greedy, f"{what} greedily {how}"), None
+    greedy = _decode_once(engine, work, work.greedy, f"{what} greedily {how}")
+    sampled = None
     if (sampling := work.sampled) is not None:
         at = f"{what} at temperature {sampling.temperature:g} {how}"
         sampled = _decode_once(engine, work, sampling, at)

@@ -52,7 +52,8 @@ class Sweep:
         The keys ascend from 1. Between two measured loads, speed-ups are interpolated linearly over the logarithm of
         the load, as in ``break_even``; the number changes where the next one becomes the faster.
         """
-        found, last = dict[int, int](), None
+        found = dict[int, int]()
+        last = None
         for low, high in itertools.pairwise((None, *sorted(self.plain))):
             assert high is not None
             number = self.fastest(high)

@@ -166,7 +166,8 @@ class Dialogue(Conversation):
         except BadRow:
             prompt = []
         if len(prompt) > self._longest:
-            self.was_cut, prompt = True, []
+            self.was_cut = True
+            prompt = []
         self.prompt = prompt
 
     def images(self) -> Sequence[Any]:

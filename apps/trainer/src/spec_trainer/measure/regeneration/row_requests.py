@@ -32,7 +32,8 @@ class RowRequests:
 
     def __init__(self, rows: Iterator[RowInProgress], seed: int | None) -> None:
         """Ask the turns of ``rows``, which is read as the engine takes requests."""
-        self._rows, self._seed = rows, seed
+        self._rows = rows
+        self._seed = seed
         self._next_turns: deque[RowInProgress] = deque()
         self._asked: dict[GenerationRequest, RowInProgress] = {}
 

@@ -34,7 +34,8 @@ def _problems(counters: ServerCounters) -> Iterator[tuple[str, object, str]]:
     acceptance: object = counters.acceptance
     if isinstance(acceptance, AcceptanceCounters):
         for field in fields(acceptance):
-            name, value = field.name, getattr(acceptance, field.name)
+            name = field.name
+            value = getattr(acceptance, name)
             if name == "accepted_per_position":
                 if not (isinstance(value, tuple) and all(map(_is_count, value))):
                     yield f"acceptance.{name}", value, f"a tuple with, per position, {whole}"

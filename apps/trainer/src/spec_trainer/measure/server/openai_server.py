@@ -59,7 +59,8 @@ class OpenAiServer(Resource):
         if no server answers, PluginError if a plugin fails to read its metrics and no other recognizes them.
         """
         self._client = HttpClient(url.rstrip("/").removesuffix("/v1"), _api_key(), _NOT_TO_BE_LEARNT)
-        self.url, self._timeout_s = self._client.url, timeout_s
+        self.url = self._client.url
+        self._timeout_s = timeout_s
         self.model = self._first_model()
         self.engine_name: str | None = None
         """Name of the engine that the server runs; None if no plugin recognizes the server's metrics."""

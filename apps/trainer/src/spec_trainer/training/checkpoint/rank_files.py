@@ -32,7 +32,8 @@ class RankFiles:
         """
         import torch.distributed as dist
 
-        self._group, self._sees = group, sees
+        self._group = group
+        self._sees = sees
         everyones = [True] * group.size()
         dist.all_gather_object(everyones, sees, group=group)
         self._apart = not all(everyones)

@@ -26,7 +26,8 @@ class CommandCheckpoints:
 
     def __init__(self, root: Path, resume_from: str, identity: str) -> None:
         """Choose ``first`` as ``checkpoint_to_resume`` does, and note which checkpoints exist already."""
-        self._root, self._identity = root, identity
+        self._root = root
+        self._identity = identity
         _warn_of_best(root)
         self._found = {folder: _version_of(folder) for folder in finished(root)}
         self.first = checkpoint_to_resume(root, resume_from, identity)
