@@ -106,13 +106,16 @@ class FollowRun:
         """Repeat cycles. Return True if enough requests have arrived, False if the target has changed."""
         self._retain()
         while True:
+            # The last cycle trains on what is left, however little.
             if self._reservoir.num_fresh >= (1 if self._is_complete() else self._config.every):
+                # Before the pass, so that all its states are of one target.
                 if self._has_new_target():
                     return False
                 if self._budget is not None:
                     self._budget.wait(lambda: self._stop.requested, self._driver.wait)
                 self._train()
                 self._retain()
+                # The run must not end with a draft that was not judged.
                 if self._interval.ends_after_cycle() or self._is_complete():
                     self._judge()
             if self._is_complete():
@@ -148,6 +151,7 @@ class FollowRun:
         while True:
             try:
                 found = read_target(self._spec.target.folder)
+                # Twice the same, so nobody is writing it.
                 if found.digest in (known, last):
                     return found
                 last = found.digest
@@ -228,6 +232,7 @@ class FollowRun:
         if verdict is None:
             return
         better = verdict.better_draft(now)
+        # ``better`` may be 0: the start draft returns. Servers may refuse what they are sent.
         pushed = better is not None and self._drafts.push(self._spec, better, list(self._traffic.versions))
         self._interval.restart(has_improved=pushed)
         self._num_verdicts += 1

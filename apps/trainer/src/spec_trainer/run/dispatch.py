@@ -190,6 +190,7 @@ class Dispatcher:
         The engine may have died while it sent them. It gets no batches until ``regained`` is called.
         """
         with self._lock:
+            # What it has captured, too: it may have died before the last bytes arrived.
             again = [*self._running[engine], *(batch for batch in self._sent[engine] if batch.waiting)]
             self._lost = sorted([*self._lost, *again], key=lambda batch: batch.number)
             if self._running[engine]:
@@ -197,6 +198,7 @@ class Dispatcher:
             for batch in again:
                 batch.captured = False
             self._running[engine], self._sent[engine] = [], []
+            # Its places in the queue; ``regained`` puts them back.
             self._free = [(others, free) for others, free in self._free if free != engine]
             heapq.heapify(self._free)
         self._pump()
@@ -248,6 +250,7 @@ class Dispatcher:
             if start is None:
                 return
             engine, batch, samples = start
+            # Without the lock: an engine that takes its time to accept a batch delays no release.
             self._capture(engine, samples).add_done_callback(
                 lambda done, engine=engine, batch=batch: self._finished(engine, batch, done)
             )
@@ -267,6 +270,7 @@ class Dispatcher:
     def _next(self) -> tuple[int, _Batch, list[SampleReference]] | None:
         if self._stopped or not self._free:
             return None
+        # Lost batches first: a rank may wait for them, and their bytes are reserved already.
         batch = self._lost.pop(0) if self._lost else self._admitted()
         if batch is None:
             return None
@@ -299,6 +303,7 @@ class Dispatcher:
         if self._waiting is None:
             return None
         batch = self._waiting
+        # A smaller batch behind it must not overtake it, or it might wait for ever.
         if any(self._used_bytes[rank] + size > self._window_bytes for rank, size in batch.need.items()):
             return None
         self._waiting = None
@@ -313,10 +318,12 @@ class Dispatcher:
         batch = self._batch_of[request_id]
         batch.waiting[request_id].remove(rank)
         if not batch.waiting[request_id]:
+            # Every rank has it, so it is not sent again if the engine is lost.
             del batch.waiting[request_id], self._batch_of[request_id]
         if batch.captured:
             self._used_bytes[rank] -= size
         else:
+            # The engine may still be lost, and then the batch is captured again into these bytes.
             batch.released[rank] += size
 
     def _note_busy(self, change: int) -> None:
@@ -331,10 +338,12 @@ class Dispatcher:
             if not self._running[engine]:
                 self._note_busy(-1)
             batch.captured = True
+            # Batches that every rank has released need no second capture if the engine is lost.
             self._sent[engine] = [*(sent for sent in self._sent[engine] if sent.waiting), batch]
             for rank, size in batch.released.items():
                 self._used_bytes[rank] -= size
             batch.released.clear()
+            # Later errors follow from the first one.
             first = error is not None and not self._stopped
             self._stopped = self._stopped or error is not None
         if error is not None and first and self._failed is not None:

@@ -148,6 +148,7 @@ class StreamReceiver(FeatureReceiver):
             self._closed = True
             self._changed.notify_all()
         self._limiter.close()
+        # Without the lock, which the threads need to end.
         self._thread.join()
         with self._changed:
             for peer in self._peers:
@@ -172,8 +173,7 @@ class StreamReceiver(FeatureReceiver):
         return True
 
     def _has_changed(self) -> bool:
-        deserted = self._deserted and not self._peers
-        return bool(self._arrived) or deserted
+        return bool(self._arrived) or (self._deserted and not self._peers)
 
     def _read(self, arrival: _Arrival) -> FeatureSample:
         """Return a sample. Raise RunError if it is incomplete, such as PeerLost if its sender died (T7)."""
@@ -204,8 +204,8 @@ class StreamReceiver(FeatureReceiver):
         late = sorted(peer.name for peer in self._peers if peer.granted)
         if late:
             return f"room was given to {', '.join(late)} and was not filled"
-        used = f"{self._used_bytes} of {self._window_bytes} bytes are in use"
-        return f"senders connected: {self._num_admitted}; {used}"
+        used = f"{self._used_bytes} of {self._window_bytes}"
+        return f"senders connected: {self._num_admitted}; {used} bytes are in use"
 
     def _admit_all(self) -> None:
         """Admit senders until the receiver is closed; runs on a separate thread."""
@@ -317,20 +317,22 @@ class StreamReceiver(FeatureReceiver):
                 return
             peer = request.peer
             block = peer.pool.allocate(request.num_tokens)
+            # The bytes are there, but not in one piece; the next release tries again.
             if block is None:
                 return
             self._requests.popleft()
             self._used_bytes += size
             peer.granted[request.number] = block
-            payload = peer.pool.grant_payload(block)
-            grant = Packet(PacketKind.GRANT, request.number, block.offset, payload)
+            grant = Packet(PacketKind.GRANT, request.number, block.offset, peer.pool.grant_payload(block))
             try:
+                # The deadline is now: a sender that does not read must not hold up the others.
                 peer.channel.send(grant.encode(), time.monotonic())
             except OSError:  # the sender has died or does not read; ``_serve`` sees the end
                 peer.channel.shutdown()
 
     def _ready(self, peer: _Peer, packet: Packet) -> None:
         block = self._granted(peer, packet)
+        # From here on the block is the pool's: the sample may arrive after its sender has ended.
         del peer.granted[packet.number]
         peer.pool.fetch(block, partial(self._arrive, _Arrival(peer, block, packet.value)))
         self._changed.notify_all()

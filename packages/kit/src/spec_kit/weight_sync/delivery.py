@@ -76,8 +76,8 @@ class Delivery(Resource):
         device: torch.device,
     ) -> None:
         """Prepare a push to ``replica``, called ``name``, by one of the transports of ``choice``."""
-        self.replica = replica
         self.name = name
+        self.replica = replica
         self.state: Literal["pending", "received"] | Outcome = "pending"
         self.reason = self.transport = ""
         self.has_failed = False
@@ -86,9 +86,9 @@ class Delivery(Resource):
         """Whether the replica has already committed another draft under the update's version."""
         self.seconds: dict[str, float] = {}
         self.not_taken: Mapping[str, str] = {}
-        self._device = device
-        self._choice = choice
         self._link = link
+        self._choice = choice
+        self._device = device
         self._expected: ExpectedRanks | None = None
         self._sender: WeightSender | None = None
         self._cancelled = False
@@ -98,10 +98,10 @@ class Delivery(Resource):
 
         Both are times of ``time.monotonic``. The replica's ranks may connect until ``close``.
         """
-        self.payload = payload
         self.update = update
-        self._end = deadline
+        self.payload = payload
         self._deadline = received_by
+        self._end = deadline
         self._expected = self._link.expect(update, self.name, self.replica.num_ranks)
         if self._cancelled:
             self._expected.cancel()
@@ -119,8 +119,8 @@ class Delivery(Resource):
                 self._send(ends)
             self.state = "received"
         except Exception as error:  # noqa: BLE001 (a transport or a replica may raise anything)
-            self.version_is_taken = isinstance(error, VersionTaken)
             self.has_failed = True
+            self.version_is_taken = isinstance(error, VersionTaken)
             self._close_sender()
             self.reason = cause(error)
             self.state = "aborted"
@@ -224,8 +224,8 @@ class Delivery(Resource):
             )
             end.post(offer, self._deadline)
         addresses = [end.expect(Endpoint, self._deadline).address for end in ends]
-        device = self._device
         weights = self.payload.weights
+        device = self._device
         self._sender = transport.sender(manifest, weights, addresses, device, self.name)
         try:
             with self._timed("send"):

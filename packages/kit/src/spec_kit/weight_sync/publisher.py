@@ -213,6 +213,7 @@ class Publisher(Resource):
             except BaseException as error:  # noqa: BLE001 (the top of a thread: the caller gets every error)
                 self._callbacks.submit(result.set_exception, error)
                 return
+            # On a thread of its own, so that a slow callback does not delay the next push.
             self._callbacks.submit(result.set_result, value)
             if then is not None:
                 then()
@@ -275,6 +276,7 @@ class Publisher(Resource):
         entries = tuple(tensor_entries(finite.watch(weights.items())))
         problem = finite.problem()
         described_s = time.monotonic() - started
+        # Weights with NaN go to nobody. Replicas that are behind get the version from ``_repair``.
         counted = [name for name, member in self._members.items() if member.counts and not problem]
         while True:
             self._last_version = (
@@ -330,6 +332,7 @@ class Publisher(Resource):
             if delivery.state == "committed":
                 member.counts = True
                 member.update = updates[name]
+            # It lacks the version that others serve, or nobody knows what it serves; ``_repair`` will ask.
             elif push.committed or delivery.has_failed:
                 member.counts = False
         return push
@@ -350,6 +353,7 @@ class Publisher(Resource):
     def _revert(self, timeout_s: float) -> dict[str, ReplicaOutcome]:
         if self._newest is None:
             raise ConfigError("no version is committed, so none can be reverted")
+        # Only one earlier version is kept.
         self._newest, self._previous = self._previous, None
         deadline = time.monotonic() + timeout_s
         asked = {

@@ -93,6 +93,7 @@ class UpdateReceiver(Resource):
     def commit(self, update: UpdateId) -> ServingStatus:
         """Swap in the received update, so that the engine drafts with it (U3)."""
         with self._lock:
+            # A repeated call, after its first answer was lost, is no error.
             if self._is(update, "committed"):
                 return self._status
             if not self._is(update, "received"):
@@ -106,6 +107,7 @@ class UpdateReceiver(Resource):
             except Exception as error:
                 self._quarantine(f"the swap failed: {cause(error)}")
                 raise EngineError(f"update {update.number}: {self._status.reason}") from error
+            # After a failed swap the spare copy may be damaged, so there is no way back to it.
             self._replaced = None if self._damage else replaced
             self._damage = ""
             self._bind(served)
@@ -121,6 +123,7 @@ class UpdateReceiver(Resource):
             replaced = self._replaced
             if replaced is None or update != self._status.update:
                 raise EngineError(f"update {update.number} cannot be reverted: {self._account(update)}")
+            # Before the swap: if it fails, nobody knows which draft is where, and a second try must be refused.
             self._replaced = None
             try:
                 self.slot.swap()
@@ -307,6 +310,7 @@ class _Transfer:
                 raise
             self._owner.has_received(self.request.update)
             channel.post(Loaded(seconds=self._times()), self._deadline)
+        # The engine was told to commit by other means; this message only asks how long it took.
         channel.expect(Confirm, self._deadline)  # raises if the connection ends unconfirmed
         channel.post(Loaded(seconds=self._times()), self._deadline)
 
