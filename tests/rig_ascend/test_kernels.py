@@ -295,7 +295,6 @@ def test_what_an_operator_does_not_take_is_left_to_plain_torch(shape, rotated, c
 
 def test_a_kernel_without_its_operator_is_not_offered(monkeypatch):
     assert kernels.npu_kernel("norm_rotate") is kernels.npu_norm_rotate
-    monkeypatch.setitem(
-        kernels.OPERATORS, "norm_rotate", (kernels.npu_norm_rotate, ("npu_rms_norm", "npu_absent"))
-    )
+    needed = ("npu_rms_norm", "npu_absent")
+    monkeypatch.setitem(kernels.OPERATORS, "norm_rotate", (kernels.npu_norm_rotate, needed))
     assert kernels.npu_kernel("norm_rotate") is None

@@ -1,7 +1,6 @@
 """Every way in which a plugin can be wrong has its own error and its own words."""
 
 import sys
-from textwrap import dedent
 
 import pytest
 
@@ -267,41 +266,6 @@ def test_probe_that_says_no_is_quoted(install):
     assert plugins.load(Backend, "planted").name == "planted"
     message = refusal(PluginUnavailable)
     assert message == "backend 'planted' (spec-planted 3.1) cannot run here: no device; plug one in"
-
-
-@pytest.mark.parametrize(
-    ("source", "status", "reason", "api"),
-    [
-        (GOOD, "ok", "", 1),
-        (GOOD + "        probe = classmethod(lambda cls: UNAVAILABLE)\n", "unavailable", "no device", 1),
-        (
-            GOOD + "        probe = classmethod(lambda cls: 1 / 0)\n",
-            "broken",
-            "probe raised ZeroDivisionError",
-            None,
-        ),
-        (GOOD + "        api_version = 7\n", "broken", "version 7 of spec_core.Backend", None),
-        ("1 / 0", "broken", "ZeroDivisionError", None),
-    ],
-)
-def test_status_never_raises(install, source, status, reason, api):
-    no_device = "UNAVAILABLE = Availability(ok=False, reason='no device')\n"
-    install("spec-planted", "from spec_core.records import Availability\n" + no_device + dedent(source))
-    found = plugins.status(plugins.find(Backend, "planted"))
-    assert found[0] == status
-    assert reason in found[1]
-    assert found[2] == api
-
-
-def test_status_of_both_sides_of_a_conflict_is_broken(install):
-    install("spec-planted")
-    install("another-planted")
-    records = [record for record in plugins.installed(Backend) if record.name == "planted"]
-    assert {record.distribution for record in records} == {"spec-planted", "another-planted"}
-    for record in records:
-        status, reason, _ = plugins.status(record)
-        assert status == "broken"
-        assert "uninstall one of them" in reason
 
 
 def test_every_plugin_error_is_bad_usage():

@@ -1,33 +1,26 @@
 """The hook's work in SGLang's process, on small decoders in SGLang's two calling conventions."""
 
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-
 import pytest
 import torch
+from tests.unit.engine_sglang.played_decoders import (
+    TOKENS,
+    WIDTH,
+    Batch,
+    CollectedLayer,
+    LateLayer,
+    Layer,
+    Mode,
+    NewLayer,
+    Runner,
+    batch_of,
+    expected,
+    ids_of,
+)
 from torch import nn
 
-from spec_core.errors import EngineError
 from spec_core.records import FeatureSchema
 from spec_engine_sglang.request_names import Assignment, name_of
-from spec_engine_sglang.state_capture import StateCapture, pieces_of
-
-from .stand_in import stand_in_model
-
-Layer, Norm = stand_in_model.Layer, stand_in_model.Norm
-WIDTH, LAYERS, TOKENS = 8, 3, 50
-SCHEMA = FeatureSchema(layers=(0, 1, 3), hidden_size=WIDTH, dtype="float32")
-
-
-class LateLayer(Layer):
-    """Qwen3-VL in 0.5.16: what images add behind a layer is given to the next one."""
-
-    LATE = 0.5
-
-    def forward(self, positions, hidden_states, forward_batch, residual, post_residual_addition=None):
-        if post_residual_addition is not None:
-            residual = residual + post_residual_addition
-        return super().forward(positions, hidden_states, forward_batch, residual)
+from spec_engine_sglang.state_capture import pieces_of
 
 
 class OpenLateLayer(LateLayer):
@@ -37,30 +30,6 @@ class OpenLateLayer(LateLayer):
         return super().forward(positions, hidden_states, forward_batch, residual, **kwargs)
 
 
-class NewLayer(Layer):
-    """SGLang 0.5.23: the batch carries the residual; a callback is given the sum, which it must copy."""
-
-    def forward(self, positions, hidden_states, forward_batch, capture_output=None):
-        residual = forward_batch.residual
-        if residual is None and capture_output is not None:
-            capture_output(hidden_states)
-        elif capture_output is not None:
-            capture_output(hidden_states + residual, owned=True)
-        hidden, forward_batch.residual = super().forward(positions, hidden_states, forward_batch, residual)
-        return hidden
-
-
-class CollectedLayer(NewLayer):
-    """SGLang 0.5.23, Qwen3.5 and DeepSeek: a collector is given the sum."""
-
-    attn_boundary = object()
-
-    def forward(self, positions, hidden_states, forward_batch, captured_last_layer_outputs=None, **kwargs):
-        given = captured_last_layer_outputs
-        capture_output = None if given is None else given.capture
-        return super().forward(positions, hidden_states, forward_batch, capture_output)
-
-
 class OpenLayer(CollectedLayer):
     """Qwen3.5's recurrent layers in 0.5.23: their arguments have no names."""
 
@@ -68,128 +37,6 @@ class OpenLayer(CollectedLayer):
         (forward_batch,) = rest
         collector = kwargs.get("captured_last_layer_outputs")
         return super().forward(positions, hidden_states, forward_batch, collector)
-
-
-class Decoder(nn.Module):
-    def __init__(self, layer_type):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(TOKENS, WIDTH)
-        self.layers = nn.ModuleList(layer_type(WIDTH) for _ in range(LAYERS))
-        self.norm = Norm()
-
-    def forward(self, input_ids, positions, forward_batch):
-        hidden, residual = self.embed_tokens(input_ids), None
-        for layer in self.layers:
-            if isinstance(layer, NewLayer):
-                hidden, residual = layer(positions, hidden, forward_batch), forward_batch.residual
-            elif isinstance(layer, LateLayer) and residual is not None:
-                late = torch.full_like(residual, LateLayer.LATE)
-                hidden, residual = layer(
-                    positions, hidden, forward_batch, residual, post_residual_addition=late
-                )
-            else:
-                hidden, residual = layer(positions, hidden, forward_batch, residual)
-        return self.norm(hidden, residual)[0]
-
-
-class Model(nn.Module):
-    def __init__(self, layer_type=Layer):
-        super().__init__()
-        self.model = Decoder(layer_type)
-
-
-@dataclass
-class Mode:
-    extend: bool = True
-
-    def is_extend(self):
-        return self.extend
-
-
-@dataclass
-class Batch:
-    """The fields of SGLang's ForwardBatch that are read."""
-
-    rids: list[str]
-    input_ids: torch.Tensor
-    extend_seq_lens_cpu: list[int] | None
-    extend_prefix_lens_cpu: list[int] | None
-    forward_mode: Mode = field(default_factory=Mode)
-    residual: torch.Tensor | None = None
-
-
-class Exported:
-    """An exporter that keeps what it is given."""
-
-    def __init__(self):
-        self.states: dict[int, torch.Tensor] = {}
-        self.ids: dict[int, list[int]] = {}
-        self.errors: dict[int, str] = {}
-
-    def export(self, request_id, destinations, token_ids, hidden_TNH):
-        assert request_id not in self.states, "exported twice"
-        assert destinations == ("0", "2")
-        assert not token_ids.is_inference()
-        self.ids[request_id], self.states[request_id] = token_ids.tolist(), hidden_TNH
-
-    def fail(self, request_id, error):
-        self.errors[request_id] = str(error)
-
-
-def batch_of(*parts, mode=None):
-    """``parts``: (request id, ids of the whole request, first, stop)."""
-    rows = [ids[first:stop] for _, ids, first, stop in parts]
-    return Batch(
-        rids=[name_of(Assignment(key, len(ids), ("0", "2"))) for key, ids, _, _ in parts],
-        input_ids=torch.tensor([token for row in rows for token in row]),
-        extend_seq_lens_cpu=[len(row) for row in rows],
-        extend_prefix_lens_cpu=[first for _, _, first, _ in parts],
-        forward_mode=mode or Mode(),
-    )
-
-
-class Runner:
-    """As much of SGLang's ModelRunner as a pass needs."""
-
-    def __init__(self, layer_type=Layer, schema=SCHEMA, image=()):
-        torch.manual_seed(0)
-        self.model, self.exporter = Model(layer_type), Exported()
-        self.capture = StateCapture(self.model, self.exporter, schema, "norm", image)
-        self.forward = self.capture.around(self._forward)
-        self.extra_rows = 0
-
-    def _forward(self, batch, pp_proxy_tensors=None):
-        with torch.inference_mode():
-            positions = torch.cat(
-                [
-                    torch.arange(first, first + length)
-                    for first, length in zip(
-                        batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=True
-                    )
-                ]
-            )
-            pad = torch.zeros(self.extra_rows, dtype=torch.int64)
-            ids, positions = torch.cat([batch.input_ids, pad]), torch.cat([positions, pad])
-            batch.input_ids.fill_(
-                0
-            )  # SGLang may give its memory away while the exporter has not read the ids yet
-            return self.model.model(ids, positions, batch)
-
-
-def expected(runner, ids, late=0.0):
-    """The stream computed out of place, from the same weights; ``late`` is added behind all layers but the last."""
-    decoder = runner.model.model
-    with torch.no_grad():
-        stream = decoder.embed_tokens(torch.tensor(ids))
-        states = [stream]
-        for layer in decoder.layers:
-            update = layer.linear(torch.tanh(states[-1])) + torch.arange(len(ids))[:, None] / 100
-            states.append(states[-1] + update + (late if layer is not decoder.layers[-1] else 0))
-    return torch.stack([states[layer] for layer in SCHEMA.layers], dim=1)
-
-
-def ids_of(key, length):
-    return [(7 * key + 3 * index) % TOKENS for index in range(length)]
 
 
 @pytest.mark.parametrize("layer_type", [Layer, NewLayer, CollectedLayer, OpenLayer])
@@ -325,47 +172,3 @@ def test_rows_of_a_stranger_are_skipped():
     batch.rids[0] = "warm-up"
     (piece,) = pieces_of(batch)
     assert (piece.request.request_id, piece.start, piece.stop) == (2, 2, 5)
-
-
-def test_a_decoder_of_an_unknown_kind_is_refused():
-    class Plain(Layer):
-        def forward(self, hidden_states):
-            return hidden_states
-
-    with pytest.raises(
-        EngineError, match=r"layers of a kind that cannot be captured: Plain\(hidden_states\)"
-    ):
-        StateCapture(Model(Plain), Exported(), SCHEMA, "norm")
-    with pytest.raises(EngineError, match="no decoder with 'layers' and 'ln_f'"):
-        StateCapture(Model(), Exported(), SCHEMA, "ln_f")
-
-
-def test_a_collector_of_sglangs_own_still_collects():
-    runner, collected = Runner(CollectedLayer), []
-    layer, name = runner.model.model.layers[1], "captured_last_layer_outputs"
-    theirs = SimpleNamespace(capture=lambda hidden, owned: collected.append((hidden.clone(), owned)))
-    layer.register_forward_pre_hook(
-        lambda module, args, kwargs: (args, {**kwargs, name: theirs}), with_kwargs=True, prepend=True
-    )
-    ids = ids_of(1, 3)
-    runner.forward(batch_of((1, ids, 0, 3)))
-    ((hidden, owned),) = collected
-    assert owned
-    states_TNH = expected(runner, ids)
-    torch.testing.assert_close(hidden, states_TNH[:, SCHEMA.layers.index(1)])
-    torch.testing.assert_close(runner.exporter.states[1], states_TNH)
-
-
-def test_a_callback_of_sglangs_own_is_still_called():
-    runner = Runner(NewLayer)
-    taken = []
-    layer = runner.model.model.layers[1]
-    layer.register_forward_pre_hook(
-        lambda module, args, kwargs: (args, {**kwargs, "capture_output": lambda h, **how: taken.append(how)}),
-        with_kwargs=True,
-        prepend=True,
-    )
-    ids = ids_of(1, 3)
-    runner.forward(batch_of((1, ids, 0, 3)))
-    assert taken == [{"owned": True}]
-    torch.testing.assert_close(runner.exporter.states[1], expected(runner, ids))

@@ -286,13 +286,10 @@ def test_the_routes_are_those_of_every_server_and_states_are_refused_with_what_t
     async def send(message: dict) -> None:
         sent.append(message)
 
-    async def ask(path: str) -> None:
-        headers = [(b"authorization", b"Bearer secret")]
-        await app({"type": "http", "method": "POST", "path": path, "headers": headers}, receive, send)
-
     async def run() -> None:
+        headers = [(b"authorization", b"Bearer secret")]
         for path in ("/generate", "/spec/draft/requests", "/spec/draft/states"):
-            await ask(path)
+            await app({"type": "http", "method": "POST", "path": path, "headers": headers}, receive, send)
 
     asyncio.run(run())
     statuses = [message["status"] for message in sent if message["type"] == "http.response.start"]

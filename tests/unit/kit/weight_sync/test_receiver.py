@@ -19,7 +19,6 @@ from spec_kit.weight_sync.digest import tensor_entries
 from spec_kit.weight_sync.finite import FiniteCheck
 from spec_kit.weight_sync.messages import Endpoint, Offer
 from spec_kit.weight_sync.publisher_link import PublisherLink
-from spec_kit.weight_sync.receiver_replica import combined
 from spec_testing.reference import reference_backend
 from spec_testing.weight_stage import TARGET, ToySlot, odd_weights
 from spec_weight_transports.file import FileConfig, FileTransport
@@ -288,19 +287,3 @@ def test_close_does_not_wait_for_a_publisher_that_is_silent_after_the_commit(
     receiver.close()
     assert time.monotonic() - started < LONG_S / 4
     let_go.set()
-
-
-def test_status_of_ranks_that_differ_is_quarantined():
-    one = ServingStatus(state="committed", version=3, digest="d", update=update(1))
-    assert combined([one, one]) == one
-    both = combined([one, one.model_copy(update={"version": 2})])
-    assert both.state == "quarantined"
-    assert both.reason == "its ranks differ (rank 0: committed, version 3, rank 1: committed, version 2)"
-
-
-def test_status_of_ranks_names_the_latest_update_of_any():
-    one = ServingStatus(state="idle", newest=2)
-    other = one.model_copy(update={"update": update(1, fence=9), "newest": 4})
-    last = one.model_copy(update={"update": update(7)})
-    both = combined([one, other, last])
-    assert (both.update, both.newest) == (update(1, fence=9), 4)

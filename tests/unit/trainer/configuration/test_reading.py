@@ -1,6 +1,5 @@
 """Strict configuration: what is wrong is named with its key, its value and what to do, in one line."""
 
-import itertools
 import os
 import re
 from pathlib import Path
@@ -90,10 +89,20 @@ def is_like(line: str, expected: str) -> bool:
 
 
 NO_FORM = "override … is not of the form section.key=value"
+
+
 NO_FILE = "config file FILE is not YAML…"
+
+
 DEEP = "…is nested in more than 32 levels…"
+
+
 WHITE = "…has white space around its value; remove it…"
+
+
 LONG_NUMBER = "9" * 5_000
+
+
 WRONG_WORDS = [
     ("trian.lr=1", "run.yaml: unknown section or key 'trian' (did you mean 'train'?)"),
     ("train.step=1", "run.yaml: unknown key 'train.step' (did you mean 'steps'?)"),
@@ -218,9 +227,6 @@ def test_bounds_of_the_engines_keys_hold():
         validate(EngineConfig, {"replicas": 0}, "flags")
 
 
-# --- what must not reach a parser, and what a parser makes of it ---------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "number", ["0x1", "0b1", "010", "1_000", "1:30", "-0x1F", "1_0.5", "[1, 0x2]", "{a: 00}"]
 )
@@ -265,31 +271,6 @@ def test_a_resolved_configuration_is_read_as_it_stands(tmp_path):
     values = read_resolved(file)
     assert values["target"] == "${oc.env:HOME} ${train.lr}"
     assert validate(Run, values, "config.yaml").train.lr == 1e-7
-
-
-def test_aliases_that_grow_without_end_are_refused_and_others_are_not(tmp_path):
-    file = tmp_path / "config.yaml"
-    pairs = itertools.pairwise("abcdefghi")
-    lines = [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairs]
-    file.write_text("a: &a [x]\n" + "".join(lines))
-    for read in (read_resolved, lambda path: read_configuration(path, {}, [])):
-        with pytest.raises(ConfigError, match="has more than 131072 values, with its aliases written out"):
-            read(file)
-    file.write_text("a: &a {b: 1}\nc: *a\n")
-    assert read_resolved(file) == {"a": {"b": 1}, "c": {"b": 1}}
-
-
-def test_a_mapping_takes_keys_of_another_that_it_does_not_have_itself(tmp_path):
-    file = tmp_path / "run.yaml"
-    file.write_text("x: {a: &a {<<: {k: 0, l: 0}, k: 1}}\nb: {<<: *a, l: 2}\n")
-    assert read_configuration(file, {}, []) == {"x": {"a": {"k": 1, "l": 0}}, "b": {"k": 1, "l": 2}}
-
-
-def test_a_date_is_a_text():
-    assert read_configuration(None, {}, ["a=2026-01-31", "b=[1e5, 1.5E3, -1e-3]"]) == {
-        "a": "2026-01-31",
-        "b": [1e5, 1.5e3, -1e-3],
-    }
 
 
 def test_a_later_layer_adds_to_mappings_and_replaces_anything_else(tmp_path):

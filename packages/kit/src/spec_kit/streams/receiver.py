@@ -173,7 +173,8 @@ class StreamReceiver(FeatureReceiver):
         return True
 
     def _has_changed(self) -> bool:
-        return bool(self._arrived) or (self._deserted and not self._peers)
+        deserted = self._deserted and not self._peers
+        return bool(self._arrived) or deserted
 
     def _read(self, arrival: _Arrival) -> FeatureSample:
         """Return a sample. Raise RunError if it is incomplete, such as PeerLost if its sender died (T7)."""
@@ -201,8 +202,7 @@ class StreamReceiver(FeatureReceiver):
 
     def _situation(self) -> str:
         """Return an explanation, for the error message, why no sample has arrived."""
-        late = sorted(peer.name for peer in self._peers if peer.granted)
-        if late:
+        if late := sorted(peer.name for peer in self._peers if peer.granted):
             return f"room was given to {', '.join(late)} and was not filled"
         used = f"{self._used_bytes} of {self._window_bytes}"
         return f"senders connected: {self._num_admitted}; {used} bytes are in use"

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from types import SimpleNamespace
 
 import datasets
 import pyarrow as pa
@@ -10,21 +9,19 @@ import pytest
 from pyarrow import parquet
 
 from spec_core.errors import ConfigError, DataError
-from spec_core.records import Generation, SamplingParams
-from spec_trainer.data.tokens import Opening
-from spec_trainer.measure.evaluation import benchmarks
 from spec_trainer.measure.evaluation.benchmarks import (
     BENCHMARKS,
-    Questions,
     parse_benchmarks,
     read_benchmarks,
 )
-from spec_trainer.measure.evaluation.measure import ask_all
-from spec_trainer.measure.evaluation.workload import Workload
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+
 SUBSETS = ("HumanEval", "math_reasoning", "qa", "question", "rag", "summarization", "tool_call", "translation",
            "writing")  # fmt: skip
+
+
 ROWS = {
     "mt_bench": {"prompt_id": 1, "category": "math", "prompt": ["What is 2+2?", "And {x}?"], "reference": []},
     "gsm8k": {"question": "Tom has 3 hens.", "answer": "3\n#### 3"},
@@ -41,6 +38,8 @@ ROWS = {
     "speed_bench": {"question_id": "q", "category": "qa", "turns": ["Who?", "And when?"], "multiturn": True},
     **{f"redhat_{name.lower()}": {"prompt": f"A question of {name}."} for name in SUBSETS},
 }  # fmt: skip
+
+
 QUESTIONS = {
     "mt_bench": ["What is 2+2?", "And {x}?"],
     "gsm8k": ["Tom has 3 hens." + BOXED],
@@ -60,17 +59,6 @@ QUESTIONS = {
     "speed_bench": ["Who?", "And when?"],
     **{f"redhat_{name.lower()}": [f"A question of {name}."] for name in SUBSETS},
 }
-
-
-class Characters:
-    """An encoder whose tokens are characters, and whose template is ``role:content|``."""
-
-    def opening(self, chat, messages):
-        text = "".join(f"{message['role'][0]}:{message['content']}|" for message in messages)
-        return Opening(text, [ord(character) for character in text], None)
-
-    def decode(self, ids):
-        return "".join(map(chr, ids))
 
 
 def test_every_benchmark_has_a_sample_here():
@@ -201,28 +189,6 @@ def test_a_row_of_something_else_is_refused(tmp_path, line, problem):
     assert problem in str(caught.value)
 
 
-def test_a_question_has_some_choices(tmp_path):
-    for choices in ("one", ["one"], ["one"] * 9):
-        (tmp_path / "mmlu.jsonl").write_text(json.dumps({"question": "Which?", "choices": choices}))
-        with pytest.raises(DataError, match="expected a list of 2 to 8 texts in 'choices'"):
-            read_benchmarks({"mmlu": None}, tmp_path)
-
-
-@pytest.mark.parametrize("answer", [9, 2, -1, "Z", "C", "", True, 1.5, [1]])
-def test_an_answer_that_is_no_choice_is_refused(tmp_path, answer):
-    row = {"question": "Which?", "choices": ["one", "two"], "answer": answer}
-    (tmp_path / "mmlu.jsonl").write_text(json.dumps(row))
-    with pytest.raises(DataError, match=r"'answer' is .*, expected the index or the letter of a choice"):
-        read_benchmarks({"mmlu": None}, tmp_path)
-
-
-@pytest.mark.parametrize(("answer", "right"), [(0, "A"), (1, "B"), ("B", "B"), (None, None)])
-def test_an_answer_is_the_index_or_the_letter_of_a_choice(tmp_path, answer, right):
-    row = {"question": "Which?", "choices": ["one", "two"], "answer": answer}
-    (tmp_path / "mmlu.jsonl").write_text(json.dumps(row))
-    assert [found.right for found in read_benchmarks({"mmlu": None}, tmp_path)] == [right]
-
-
 def test_a_single_text_is_no_list_of_turns(tmp_path):
     (tmp_path / "mt_bench.jsonl").write_text('{"prompt": "What is 2+2?"}')
     with pytest.raises(DataError, match="expected a list of texts in 'prompt', got str"):
@@ -298,55 +264,6 @@ def test_benchmarks_are_named_with_numbers_of_rows():
     ):
         with pytest.raises(ConfigError, match="expected some of mt_bench, gsm8k"):
             parse_benchmarks(wrong)
-
-
-class Answering:
-    """An engine that answers ``ok`` and an end token, and notes its prompts."""
-
-    target = SimpleNamespace(eos_token_ids=(0,))
-
-    def __init__(self):
-        self.prompts = []
-
-    def generate_unordered(self, next_request, sampling):
-        assert (sampling.temperature, sampling.num_draft_tokens) == (0, 0)
-        while request := next_request():
-            self.prompts.append("".join(map(chr, request.prompt)))
-            yield request, Generation(token_ids=(111, 107, 0))
-
-
-def test_a_second_question_follows_the_answer_to_the_first():
-    rows = [
-        benchmarks.BenchmarkRow("mt_bench", "1", ["a", "b", "c"]),
-        benchmarks.BenchmarkRow("mt_bench", "2", ["d"]),
-    ]
-    asked, engine = Questions(rows, Characters(), 50), Answering()
-    work = Workload(prompts=asked.prompts, sampling=SamplingParams(max_new_tokens=3, temperature=0.5))
-    work = ask_all(engine, work, asked)
-    assert engine.prompts == ["u:a|", "u:a|a:ok|u:b|"]
-    texts = ["".join(map(chr, prompt)) for prompt in work.prompts]
-    assert texts == ["u:a|", "u:a|a:ok|u:b|", "u:a|a:ok|u:b|a:ok|u:c|", "u:d|"]
-    assert work.benchmarks == ("mt_bench",) * 4
-
-
-def test_a_second_question_is_asked_while_others_wait_for_their_first_answer():
-    rows = [benchmarks.BenchmarkRow("mt_bench", str(number), ["a", "b", "c"]) for number in range(3)]
-    asked = Questions(rows, Characters(), 50)
-    first, second, third = (asked.next_request() for _ in range(3))
-    assert asked.next_request() is None
-    asked.take(second, (111,))
-    assert "".join(map(chr, asked.next_request().prompt)) == "u:a|a:o|u:b|"
-    assert asked.next_request() is None
-    for request in (third, first):
-        asked.take(request, (111,))
-    assert asked.num_open == 3
-
-
-def test_a_prompt_that_has_become_too_long_is_refused():
-    asked = Questions([benchmarks.BenchmarkRow("mt_bench", "q:7", ["a", "b"])], Characters(), 10)
-    work = Workload(prompts=asked.prompts, sampling=SamplingParams(max_new_tokens=3))
-    with pytest.raises(DataError, match="q:7: turn 2 makes a prompt of 13 tokens; 1 to 10 are possible"):
-        ask_all(Answering(), work, asked)
 
 
 @pytest.mark.parametrize("content", ["../../elsewhere", "", "x" * 2000])

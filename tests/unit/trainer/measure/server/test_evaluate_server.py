@@ -296,6 +296,5 @@ def test_a_refused_connection_is_one_line(evaluate, bench):
         port = taken.getsockname()[1]
     code, _, line = evaluate(*of_bench(f"http://127.0.0.1:{port}", bench))
     assert code == 1
-    assert line.startswith(
-        f"spec-trainer: error: http://127.0.0.1:{port} does not answer models: Connection refused"
-    )
+    problem = f"http://127.0.0.1:{port} does not answer models: Connection refused"
+    assert line.startswith(f"spec-trainer: error: {problem}")
