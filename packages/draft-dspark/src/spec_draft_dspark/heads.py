@@ -55,7 +55,7 @@ class GatedMarkovHead(MarkovHead):
     """
 
     def __init__(self, shape: DSparkShape) -> None:
-        """Also initialize the gate with random weights."""
+        """Create the head with random weights, the gate's included."""
         super().__init__(shape)
         self.gate_proj = _biased(shape.hidden_size + shape.markov_rank, shape.markov_rank)
 
@@ -73,7 +73,7 @@ class RnnMarkovHead(MarkovHead):
     """
 
     def __init__(self, shape: DSparkShape) -> None:
-        """Also initialize the joint projection with random weights."""
+        """Create the head with random weights, the joint projection's included."""
         super().__init__(shape)
         self.joint_proj = _biased(2 * shape.markov_rank + shape.hidden_size, 3 * shape.markov_rank)
 

@@ -224,7 +224,7 @@ class HfModel:
     def _check_head(self) -> None:
         """Raise TargetError if the model computes other logits than its config.json implies (TargetSpec)."""
         if self.target.norm == "layer" or self.target.head_bias_name is not None:
-            return  # no draft accepts such a head
+            return  # every draft refuses such a target
         norm_H = self._norm.weight.detach()
         tensors = TargetTensors(
             embedding_VH=self.causal_lm.get_input_embeddings().weight.detach(),

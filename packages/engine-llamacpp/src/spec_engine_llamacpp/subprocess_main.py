@@ -80,7 +80,7 @@ async def _answer(address: str, threads: Executor, message: Fields) -> Fields:
     try:
         return await asyncio.get_running_loop().run_in_executor(threads, answer, connection, message)
     finally:
-        if (sock := connection.sock) is not None:  # cancelled: else the thread would wait for the server on
+        if (sock := connection.sock) is not None:  # the request was cancelled, but its thread still reads
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 

@@ -69,7 +69,7 @@ class SglangProcess(EngineSubprocess):
 
     def _count(self, answer: Fields, drafted: int) -> Fields:
         """Return SGLang's answer with its fields in this project's form, and count its verifications."""
-        if len(answer["accepted"]) > drafted:  # a round that accepts more accepts every guess
+        if len(answer["accepted"]) > drafted:  # a round that reports more has accepted every guess
             answer["accepted"][drafted:] = [sum(answer["accepted"][drafted:])]
         answer["depths"] = [depth if depth <= drafted else 0 for depth in answer["depths"]]
         for accepted, rounds in enumerate(answer["accepted"]):

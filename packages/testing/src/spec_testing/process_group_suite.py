@@ -58,7 +58,7 @@ class ProcessGroupSuite(ConformanceSuite):
 
     @pytest.fixture
     def build(self) -> Build:
-        """Return a top-level function ``(rendezvous) -> ProcessGroup``, which is called on every rank."""
+        """Return a module's function ``(rendezvous) -> ProcessGroup``, which is called on every rank."""
         pytest.fail("a subclass of ProcessGroupSuite gives the fixture build")
 
     @pytest.fixture
@@ -68,7 +68,7 @@ class ProcessGroupSuite(ConformanceSuite):
 
     @pytest.fixture
     def no_synchronisation(self) -> Guard:
-        """Return a top-level context manager in which a device synchronization raises."""
+        """Return a module's context manager, in which a call that waits for the device raises."""
         return contextlib.nullcontext
 
     @pytest.mark.parametrize("move", ["broadcast", "send_recv", "all_gather"])

@@ -38,7 +38,7 @@ class TransportSuite(ConformanceSuite):
 
     @pytest.fixture
     def build(self) -> Build:
-        """Return a top-level function ``() -> Transport``, which is called in every process."""
+        """Return a module's function ``() -> Transport``, which is called in every process."""
         pytest.fail("a subclass of TransportSuite gives the fixture build")
 
     @pytest.fixture

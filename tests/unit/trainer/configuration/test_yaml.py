@@ -1,4 +1,4 @@
-"""What YAML offers beyond keys and values."""
+"""Aliases, merged mappings and dates of YAML are read as they stand, or refused."""
 
 import itertools
 

@@ -187,7 +187,7 @@ def _problem(text: str, error: json.JSONDecodeError) -> str:
 
 
 def _is_cut(error: json.JSONDecodeError) -> bool:
-    """Return whether more text might have mended the error."""
+    """Return whether the JSON only breaks off, so that more text might have made it valid."""
     rest = error.doc[error.pos :].strip()
     ends = error.msg.startswith("Unterminated") or any(
         word.startswith(rest) for word in ("true", "false", "null")

@@ -23,7 +23,7 @@ def spelling_problem(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], tex
     spelt, expected = _squeezed(decoded), _squeezed(text)
     if decoded == text or spelt == expected:
         return ""
-    if expected in spelt:  # with text of a neighbour
+    if expected in spelt:  # a token at its border also holds text of its neighbour
         return "an assistant turn is not made of whole tokens"
     lost = next(one for one, other in zip_longest(expected, spelt, fillvalue="") if one != other)
     name = f"{lost!r} (U+{ord(lost):04X})" if lost else "the end"

@@ -92,7 +92,7 @@ class _Run:
         self._folder.remove_drafts_after(done_steps)
         for cycle in cycles_left(self._spec, done_steps):
             if cycle.version == cycle.steps.start == done_steps:
-                self._draft(cycle.version)  # while its checkpoint exists, even if this cycle is decoded
+                self._draft(cycle.version)  # later its checkpoint may be gone
             figures = self._decode(cycle)
             answers = cycle_dataset(self._spec.config, cycle.number)
             _check_tokens(answers, self._spec)

@@ -23,9 +23,9 @@ class Combination:
     why: str
     remedy: str
     refused: Callable[[Any, Any], bool] | None = None
-    """Whether the run configuration, or the command's request, has these settings; the second argument is ``known``
-    of ``refuse``. None: if it is as ``settings`` says, with each named key set to another value than its default, or
-    to the value given, or unset behind ``without``."""
+    """Returns whether a configuration or request has these settings; its second argument is ``known`` of ``refuse``.
+    None: the text ``settings`` says it. A key ``=*`` must differ from its default, a key with a value must have it,
+    and a key behind ``without`` must be unset."""
 
     def is_in(self, given: object, known: object) -> bool:
         """Return whether ``given``, a configuration or a request, has these settings."""

@@ -108,7 +108,7 @@ def read_inputs(
 def _one_line() -> Iterator[None]:
     try:
         yield
-    except OSError as error:  # everything read here was named by the user
+    except OSError as error:  # the user has named every file that is read here
         raise ConfigError(f"{error.filename or 'input'}: {error.strerror or error}") from error
 
 

@@ -114,7 +114,7 @@ class Canary:
             if self._ended or (after := self._count.wait()).rounds < wanted:
                 return None
             verdict = CanaryVerdict(before=self._reference, after=after, margin=self._margin)
-            if verdict.has_fallen:  # the reference serves again, and more counts even out its chance
+            if verdict.has_fallen:  # the old draft serves again, and its rounds so far still count
                 self._earlier = self._reference
             window = self._rounds if after.answers >= _LEAST_ANSWERS else self._rounds * _LONGEST
             if verdict.has_fallen or verdict.has_stayed or wanted >= window:

@@ -73,7 +73,7 @@ def check_serving(target: TargetSpec, draft: Draft) -> None:
 
 
 def _has_programs(draft: Draft) -> bool:
-    """Return whether an engine that serves such drafts, with some options, is installed in any version."""
+    """Return whether the program of an engine that serves this kind of draft is installed, in whatever version."""
     for name in {*type(draft).serving_methods, *draft.serving_methods}:
         with suppress(PluginError):  # this plugin is not installed, or fails
             found = availability(Engine, name)

@@ -176,7 +176,7 @@ class BlockBackbone(VocabularyModule):
         return self.slot_states(batch, blocks, ops, *self.surroundings(batch, blocks))
 
     def surroundings(self, batch: DraftBatch, blocks: Blocks) -> tuple[Tensor, Geometry]:
-        """Return what blocks see: the context before its norm [C, H], of this rank alone, and the Geometry."""
+        """Return what the blocks attend to: this rank's context states [C, H], not yet normed, and the Geometry."""
         hidden_TNH = batch.hidden_TNH
         position_T = batch.position_T
         device = batch.input_ids_T.device

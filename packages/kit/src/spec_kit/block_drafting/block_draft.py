@@ -72,7 +72,10 @@ class BlockDraft(ServedDraft[C, S]):
 
     @classmethod
     def to_speculators(cls, served: Json) -> Json:
-        """Return the fields that ``speculators_fields`` reads. Only sliding layers may be causal inside a block."""
+        """Return an export's fields as speculators' config names them, the inverse of ``speculators_fields``.
+
+        That config can say causality inside a block of sliding layers only.
+        """
         own = served[cls.Shape.nested]
         return {
             "draft_vocab_size": served.get("draft_vocab_size", served["vocab_size"]),

@@ -37,7 +37,7 @@ class VocabularyShape(DecoderShape):
         return {"d2t": mapping["d2t"]} if self.reduced else {}, mapping
 
     def vocabulary_hints(self) -> TensorParallelHints:
-        """Return how tensor-parallel ranks divide the vocabulary: by the tokens of a reduced one."""
+        """Return how tensor-parallel ranks divide the vocabulary; of a reduced one, each gets as many kept tokens."""
         return TensorParallelHints(vocab_mask="t2d", vocab_size=self.vocab_size) if self.reduced else _WHOLE
 
     def problem(self) -> str | None:

@@ -310,7 +310,7 @@ class _Transfer:
                 raise
             self._owner.has_received(self.request.update)
             channel.post(Loaded(seconds=self._times()), self._deadline)
-        # The engine was told to commit by other means; this message only asks how long it took.
+        # The engine was asked to commit by other means; this message only asks how long it took.
         channel.expect(Confirm, self._deadline)  # raises if the connection ends unconfirmed
         channel.post(Loaded(seconds=self._times()), self._deadline)
 

@@ -55,7 +55,7 @@ def answer_round(
 
 
 def _answer(work: Work, engine: AnsweringEngine, one: Round, limit: TimeLimit) -> None:
-    if not one.answer_settings.exists():  # a later call has to answer by the same ones
+    if not one.answer_settings.exists():  # else go on with those of the earlier call
         longest = work.lengths.answer
         if work.folder.cost.exists():
             token_s = read_document(work.folder.cost)["token_ms"] / 1000

@@ -48,7 +48,7 @@ def train_draft(work: Work, one: Round, earlier: Sequence[Round], limit: TimeLim
     try:
         run_training(run, TimeLimit(limit.left_s - _reserve_s(work, one)), MORE_STEPS)
     except Interrupted:
-        if limit.left_s > _reserve_s(work, one):  # the user has stopped it
+        if limit.left_s > _reserve_s(work, one):  # not the limit, but the user has stopped it
             raise
         _note_pace(one, _done_steps(one) + 1)
         run_training(resolved_run(work, one), more_steps=MORE_STEPS)
@@ -85,7 +85,7 @@ def _recipe(work: Work, one: Round, earlier: Sequence[Round]) -> dict[str, Any]:
     num_tokens = sum(len(row["input_ids"]) for row in read_all(one.training))
     engine, engine_words = work.training_engine(one.budget_s)
     options = draft_options(work.draft_type, work.target, work.machine, one.budget_s)
-    if earlier:  # an option that is left out is the earlier draft's
+    if earlier:  # without the option, the vocabulary stays that of the earlier draft
         options.pop("vocab_size", None)
     words = [
         *(f"draft.{key}={value}" for key, value in options.items()),
@@ -106,7 +106,7 @@ def _time_steps(work: Work, one: Round, limit: TimeLimit) -> None:
     try:
         run_training(resolved_run(work, one), most, steps_limit=timed)
     except Interrupted:
-        if not (timed.is_over or most.is_over):  # the user has stopped it
+        if not (timed.is_over or most.is_over):  # no limit, but the user has stopped it
             raise
     step_s = _step_s(one)
     around_s = max(0.0, begin_s - limit.left_s - step_s * _done_steps(one))

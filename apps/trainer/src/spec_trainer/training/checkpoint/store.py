@@ -106,7 +106,7 @@ class CheckpointStore:
             return 0.0
         try:
             meta = read_meta(best)
-        except ArtifactError:  # ``CommandCheckpoints`` has said so
+        except ArtifactError:  # it is damaged, which ``CommandCheckpoints`` has reported
             return 0.0
         return (meta.acceptance_length or 0.0) if meta.step <= done_steps else 0.0
 
