@@ -18,6 +18,7 @@ PUBLIC_NAMES = Path(__file__).with_name("public_names.txt")
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_ABSTRACT_METHODS = 8
+MAX_TEST_NAME = 80
 
 PLUGIN_NAMES = (
     "cuda|ascend|npu|cpu|eagle3|dflash2|dflash|lilicorr|dspark|mtp|peagle|vllm|sglang|hf|fsdp|megatron|nccl|"
@@ -86,6 +87,17 @@ def test_no_function_is_too_long():
         for function in functions(tree(file))
     }
     assert {name: lines for name, lines in sizes.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+def test_names_of_tests_are_short():
+    names = [
+        name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(
+            r"^ *(?:async )?def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    ]
+    assert [name for name in names if len(name) > MAX_TEST_NAME] == []
 
 
 def test_nobody_branches_on_a_plugins_name():

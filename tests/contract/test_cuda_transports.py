@@ -47,14 +47,10 @@ class TestIpcTransport(TransportSuite):
         return "cuda"
 
 
-class TestHostFallback(TransportSuite):
+class TestHostFallback(TestIpcTransport):
     @pytest.fixture
     def build(self):
         return over_the_host
-
-    @pytest.fixture
-    def device(self):
-        return "cuda"
 
 
 def sample(number: int) -> FeatureSample:

@@ -99,7 +99,7 @@ def test_captures_the_papers_layers_and_the_teacher_only_where_it_is_used(num_la
     assert (schema.layers, schema.hidden_size, schema.dtype) == (expected, 16, "bfloat16")
 
 
-def test_defaults_are_the_papers_and_the_final_norm_starts_in_proportion_to_the_targets():
+def test_defaults_are_the_papers_and_the_final_norm_is_scaled():
     target = make_target()
     module = DFlashDraft(DFlashConfig()).build(target, make_tensors(target), None)
     shape = module.shape

@@ -126,7 +126,7 @@ def test_an_mtp_head_belongs_into_its_target(own_gguf, tiny_llama, draw, tmp_pat
         write_draft_gguf(folder, read_target(tiny_llama), own_gguf, tmp_path / "draft.gguf", "f16")
 
 
-def test_an_mtp_head_is_one_more_layer_beside_a_copy_of_the_targets_embedding_and_head(make_target, tmp_path):
+def test_an_mtp_head_is_one_more_layer_beside_the_targets_embedding_and_head(make_target, tmp_path):
     """Its own file has a head, as a target's has that ships with one, and so it stands for such a target here."""
     target = read_target(make_target("qwen3_5_text", **RECURRENT))
     folder = draw_draft(tmp_path / "draft", target, 0, "mtp")
@@ -155,7 +155,7 @@ def test_an_mtp_head_is_one_more_layer_beside_a_copy_of_the_targets_embedding_an
     ("algorithm", "rope", "served"),
     [("eagle3", LLAMA3, True), ("eagle3", YARN, False), ("dflash", LLAMA3, False), ("dflash", YARN, False)],
 )
-def test_rotary_embeddings_that_llamacpp_computes_otherwise_are_refused_for_the_target_alone(
+def test_a_target_whose_rotary_embeddings_llamacpp_computes_otherwise_is_refused(
     make_target, tmp_path, algorithm, rope, served
 ):
     """The export itself is no failure: other engines serve it."""

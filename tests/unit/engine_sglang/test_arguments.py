@@ -110,7 +110,7 @@ def test_a_block_whose_first_slot_guesses_is_as_long_as_what_is_asked_for(argume
     assert (given["speculative_num_steps"], given["speculative_num_draft_tokens"]) == (1, guesses + 1)
 
 
-def test_the_window_of_a_chain_is_an_argument_that_leaves_out_the_querys_own_position(arguments, draft):
+def test_the_window_of_a_chain_is_an_argument_without_the_querys_own_position(arguments, draft):
     assert arguments(drafting(draft(CHAIN | WINDOW), 3, "EAGLE3"))["speculative_draft_window_size"] == 2047
     unused = {"layer_types": ["full_attention"], "sliding_window": 2048}
     for fields in (CHAIN, CHAIN | unused, BLOCK | WINDOW):

@@ -158,7 +158,7 @@ def test_every_argument_of_ours_is_reserved_or_a_default(target) -> None:
         assert ours - RESERVED - {"max_num_seqs"} == {"enable_prefix_caching"}
 
 
-def test_vllm_chooses_how_many_answers_run_at_once_unless_logits_of_guesses_would_be_large(target) -> None:
+def test_fewer_answers_run_at_once_where_logits_of_guesses_would_be_large(target) -> None:
     plain, *others = (
         engine_arguments(VllmConfig(), target, context(), mode)
         for mode in (PlainMode(), drafting(), CAPTURING)

@@ -42,7 +42,9 @@ def _bench(case: Case, folder: Path) -> Workbench:
     plugin = case.plugin
     draft = plugin(plugin.Config.model_validate({"name": plugin.name, **case.options}))
     target = replace(toy_target(folder, **SIZES), image_token_id=IMAGE)
-    bench = build(draft, target, others={target.norm_name: torch.ones(target.hidden_size)}).enlivened()
+    bench = build(
+        draft, target, others={target.norm_name: torch.ones(target.hidden_size)}
+    ).use_large_weights()
     bench = bench.with_kernels({name: KERNELS[name] for name in case.kernels}.get)
     # In float64, so that an error shows that is smaller than float32's rounding.
     ops = TargetOps(target, bench.tensors, torch.device("cpu"), torch.float64)

@@ -46,7 +46,7 @@ class DividedStep:
     def bench(self) -> Workbench:
         """Return the draft on a target that two ranks can divide, with weights as large as trained ones."""
         instance = self.draft(self.draft.Config.model_validate({"name": self.draft.name, **self.options}))
-        return build(instance, toy_target(self.folder, **SIZES), others=self.others).enlivened()
+        return build(instance, toy_target(self.folder, **SIZES), others=self.others).use_large_weights()
 
     def configs(self, bench: Workbench) -> list[StrategyConfig]:
         """Return the configurations of ``Strategy.divisions`` that the strategy accepts for this draft."""

@@ -83,7 +83,7 @@ class DraftSuite(ConformanceSuite):
     @pytest.fixture
     def lively(self, bench: Workbench) -> Workbench:
         """Return the workbench with weights as large as trained ones."""
-        return bench.enlivened()
+        return bench.use_large_weights()
 
     @pytest.fixture
     def others(self, target: TargetSpec) -> Mapping[str, Tensor]:

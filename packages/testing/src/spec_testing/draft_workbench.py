@@ -81,7 +81,7 @@ class Workbench:
         module.load_state_dict(self.module.state_dict())
         return replace(self, module=module)
 
-    def enlivened(self) -> Workbench:
+    def use_large_weights(self) -> Workbench:
         """Make the weights as large as trained weights, and return this workbench.
 
         The guesses of a fresh draft hardly depend on the context, so a wrong position or a missing key would

@@ -261,8 +261,8 @@ def test_replica_whose_commit_answer_is_lost_counts_again_after_its_status(fleet
         assert (outcome.state, outcome.reason) == ("quarantined", "KeyError: 'status'")
         fleet.settle()
         assert slot.serves(odd_weights(1))
-        assert fleet.publisher._members["lost"].counts
         assert slot.num_loads == 1
+        assert fleet.publish(2).replicas["lost"].reason == outcome.reason  # it was not left out
 
 
 def test_what_transports_keep_is_released():

@@ -18,11 +18,11 @@ from .checkpoints import Weights, latest, read_weights, save
 
 
 @pytest.fixture
-def three(store) -> CheckpointStore:
-    store._keep = 3
+def three(store, group) -> CheckpointStore:
+    found = CheckpointStore(store.folder(0).parent, keep=3, group=group)
     for step in (1, 2, 3):
-        save(store, step)
-    return store
+        save(found, step)
+    return found
 
 
 def damage(folder: Path) -> None:
@@ -171,14 +171,14 @@ def test_best_that_lost_its_meta_is_no_best(store):
     assert store.best() is None
 
 
-def test_a_future_that_was_given_up_is_written_anew_and_rotates_nothing_away(three):
-    three.load(Weights(0.0), three.folder(1))
-    three._keep = 1
-    damage(three.folder(3))
-    save(three, 2)
-    assert latest_names(three) == ["step-2", "step-3"]
-    save(three, 3)
-    assert latest_names(three) == ["step-3"]
+def test_a_future_that_was_given_up_is_written_anew_and_rotates_nothing_away(three, group):
+    store = CheckpointStore(three.folder(0).parent, keep=1, group=group)
+    store.load(Weights(0.0), store.folder(1))
+    damage(store.folder(3))
+    save(store, 2)
+    assert latest_names(store) == ["step-2", "step-3"]
+    save(store, 3)
+    assert latest_names(store) == ["step-3"]
     check_whole(three.folder(3))
 
 
