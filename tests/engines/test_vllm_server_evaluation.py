@@ -29,7 +29,8 @@ def servers(vllm_environment, llama: Path, trained_draft, tmp_path: Path) -> Ite
     assert run(["convert", *map(str, words), "--format", "speculators", "--output", str(draft)]) == 0
     started: list[ServerProcess] = []
     with ExitStack() as opened:
-        for name, model in (("drafting", draft), ("plain", llama)):
+        counts = "--per-request-spec-decode-metrics summary"
+        for name, model in (("drafting", f"{draft} {counts}"), ("plain", llama)):
             port = free_port()
             command = (
                 f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {model} --enforce-eager "
@@ -67,6 +68,7 @@ def test_tau_is_of_the_server_s_counters_and_greedy_texts_are_equal(
     assert len(document["acceptance_per_position"]) == NUM_DRAFT_TOKENS
     assert document["acceptance_length"] == 1 + accepted / rounds
     assert document["acceptance_length"] > 1.5  # as in this server's own log
+    assert document["acceptance_length_per_request"] == pytest.approx(document["acceptance_length"], rel=0.1)
     # The last round of an answer may give more than was asked for.
     least = document["generated_tokens"] - 2 * LEARNT
     assert least <= rounds + accepted <= least + 2 * LEARNT * NUM_DRAFT_TOKENS

@@ -24,6 +24,8 @@ class Streaming:
     engine: str = "vllm"
     speculates: bool = True
     key: str = ""
+    reports_acceptance: bool = False
+    """Whether each answer's end reports its own rounds, as with vLLM's --per-request-spec-decode-metrics."""
     says: str = ""
     """Begins every answer."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -114,11 +116,16 @@ class Routes(BaseHTTPRequestHandler):
         prompt = body["messages"][-1]["content"] if is_chat else str(body["prompt"])
         if is_chat:
             self._event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-        tokens = 0
-        for text, number in self.streaming.answer(prompt, body["max_tokens"]):
-            tokens += number
+        tokens, rounds = 0, 0
+        for place, (text, number) in enumerate(self.streaming.answer(prompt, body["max_tokens"])):
+            tokens, rounds = tokens + number, place
             self._event({"choices": [{"delta": {"content": text}} if is_chat else {"text": text}]})
-        self._event({"choices": [], "usage": {"completion_tokens": tokens}})
+        last: dict[str, Any] = {"choices": [], "usage": {"completion_tokens": tokens}}
+        if self.streaming.reports_acceptance:
+            length = (tokens - 1) / rounds if rounds else 1.0
+            counted = {"mean_acceptance_length": length, "num_spec_steps": rounds}
+            last["metrics"] = {"speculative_decoding": counted}
+        self._event(last)
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
 

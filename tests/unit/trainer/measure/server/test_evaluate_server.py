@@ -5,6 +5,7 @@ import json
 import socket
 from base64 import b64encode
 from io import BytesIO
+from statistics import fmean
 
 import pytest
 from PIL import Image
@@ -63,8 +64,21 @@ def test_figures_of_a_server_are_those_that_it_counted(evaluate, bench):
         side = entry["with_draft"]
         assert 0 < side["time_to_first_token_ms"]["p50"] <= side["time_to_first_token_ms"]["p99"]
         assert (entry["speedup"], entry["without_draft"]) == (None, None)
-    assert document["outputs_equal"] is None
+    assert (document["outputs_equal"], document["acceptance_length_per_request"]) == (None, None)
     assert not any("meanwhile" in warning or "not whole" in warning for warning in document["warnings"])
+
+
+def test_each_answer_s_own_acceptance_is_averaged_if_the_server_reports_it(evaluate, bench):
+    """Cut to seven tokens, answers of 1, 2 and 3 tokens a round have rounds of different numbers."""
+    with streaming(reports_acceptance=True) as (url, served):
+        words = of_bench(url, bench, "--max-new-tokens", 7)
+        document = json.loads(evaluate(*words)[1])
+        table = evaluate(*(word for word in words if word != "--json"))[1]
+    asked = served.bodies[1:6]  # behind a warm-up
+    lengths = [1 + len(body["messages"][0]["content"]) % 3 for body in asked]
+    assert document["acceptance_length_per_request"] == pytest.approx(fmean(lengths))
+    assert document["acceptance_length"] < fmean(lengths)
+    assert f"the mean of each answer's own: {fmean(lengths):.2f}" in table
 
 
 def test_the_request_is_that_of_a_stream_with_its_usage(evaluate, bench):

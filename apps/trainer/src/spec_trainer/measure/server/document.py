@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from statistics import fmean
 from typing import Any
 
 from spec_core.records import AcceptanceCounters
@@ -35,6 +36,7 @@ def summarise_servers(
     counts = acceptance or AcceptanceCounters()
     return {
         "acceptance_length": acceptance and acceptance.acceptance_length,
+        "acceptance_length_per_request": _per_request(drafted),
         "acceptance_per_position": counts.acceptance_per_position,
         "rounds": acceptance and acceptance.rounds,
         "drafted": counts.drafted or None,
@@ -68,6 +70,13 @@ def _acceptance(loads: Loads) -> AcceptanceCounters | None:
             return None
         total += one.counted.acceptance
     return total
+
+
+def _per_request(loads: Loads) -> float | None:
+    """Return the mean of the answers' own acceptance lengths; None if the server does not report them."""
+    reported = [answer.acceptance_length for one in loads.values() for answer in one.answers]
+    lengths = [length for length in reported if length is not None]
+    return fmean(lengths) if lengths else None
 
 
 def _compare(drafted: Loads, plain: Loads | None) -> dict[str, Any]:

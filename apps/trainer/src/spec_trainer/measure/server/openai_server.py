@@ -47,6 +47,8 @@ class ServedAnswer:
     num_tokens: int
     times: AnswerTimes | None
     """Arrival times of the answer's chunks; None if the answer has no text, such as because it ends at once."""
+    acceptance_length: float | None = None
+    """Tokens of one verification of this answer, if the server reports it."""
 
 
 class OpenAiServer(Resource):
@@ -83,19 +85,19 @@ class OpenAiServer(Resource):
         start = time.perf_counter()
         texts: list[str] = []
         times_s: list[float] = []
-        num_tokens = None
+        num_tokens, length = None, None
         for part in self._parts(question.path, json.dumps(fields), longest):
             if text := _text(part):
                 texts.append(text)
                 times_s.append(time.perf_counter() - start)
-            num_tokens = _num_tokens(part, num_tokens)
+            num_tokens, length = _num_tokens(part, num_tokens), _acceptance_length(part, length)
         if num_tokens is None:
             raise EngineError(
                 f"{self.url} does not count the tokens of its answer: expected usage at "
                 "the end of a stream (stream_options.include_usage)"
             )
         times = AnswerTimes(num_tokens=num_tokens, parts_s=times_s) if times_s else None
-        return ServedAnswer(text="".join(texts), num_tokens=num_tokens, times=times)
+        return ServedAnswer(text="".join(texts), num_tokens=num_tokens, times=times, acceptance_length=length)
 
     def counters(self) -> ServerCounters | None:
         """Return the server's counters since its start; None if no plugin recognizes its metrics.
@@ -197,3 +199,13 @@ def _num_tokens(part: Mapping[str, Any], before: int | None) -> int | None:
     usage = part.get("usage")
     number = usage.get("completion_tokens") if isinstance(usage, dict) else None
     return number if isinstance(number, int) and 0 <= number < 1 << 31 else before
+
+
+def _acceptance_length(part: Mapping[str, Any], before: float | None) -> float | None:
+    """Return an answer's tokens per verification, from the last part of a server that counts it for each request."""
+    metrics = part.get("metrics")
+    counted = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+    if not isinstance(counted, dict) or not counted.get("num_spec_steps"):
+        return before
+    length = counted.get("mean_acceptance_length")
+    return float(length) if isinstance(length, int | float) and 1 <= length < 1 << 31 else before

@@ -64,4 +64,6 @@ def _acceptance(document: Mapping[str, Any]) -> str:
         return "not known; the server's /metrics has no counters of a draft"
     shares = " ".join(f"{share:.2f}" for share in document["acceptance_per_position"])
     by_position = f"; rounds that accept each position: {shares}" if shares else ""
-    return f"{document['acceptance_length']:.2f} tokens a pass, by the server's counters{by_position}"
+    mean = document["acceptance_length_per_request"]
+    per_request = "" if mean is None else f"; the mean of each answer's own: {mean:.2f}"
+    return f"{document['acceptance_length']:.2f} tokens a pass, by the server's counters{by_position}{per_request}"
