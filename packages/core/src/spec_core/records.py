@@ -160,9 +160,9 @@ class CaptureRequest:
     each embedding of an image. Empty for an engine without the ability ``images``."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class FeatureSample:
-    """Token ids and hidden states of one sample. The loss mask is not sent, because the trainer has it."""
+    """Token ids and hidden states of one sample, which equals no other. The trainer itself has the loss mask."""
 
     request_id: int
     input_ids: Tensor

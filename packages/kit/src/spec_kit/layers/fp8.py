@@ -109,7 +109,7 @@ class Fp8Layers:
             "linear_weight": self._weight,
             "swiglu_mlp": self._swiglu_mlp,
         }
-        self._kept: dict[int, Fp8Weight] = {}
+        self._kept: dict[Tensor, Fp8Weight] = {}
 
     def find(self, name: str) -> Kernel | None:
         """Return the kernel called ``name``: fp8's own, or else the backend's, or None."""
@@ -128,10 +128,9 @@ class Fp8Layers:
     def _weight(self, weight: Tensor) -> Fp8Weight:
         if not fits(weight):
             return NotImplemented
-        # The object keeps the tensor, so no other tensor gets its id in the same pass.
-        if id(weight) not in self._kept:
-            self._kept[id(weight)] = Fp8Weight(weight, self._kernels.quantize_rows)
-        return self._kept[id(weight)]
+        if weight not in self._kept:
+            self._kept[weight] = Fp8Weight(weight, self._kernels.quantize_rows)
+        return self._kept[weight]
 
     def _linear(self, rows: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
         if not fits(weight):

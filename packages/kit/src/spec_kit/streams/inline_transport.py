@@ -58,7 +58,7 @@ class InlineReceiver(FeatureReceiver):
         self._deserted = False
         """Whether all senders have left and ``receive`` has not reported it yet (T7)."""
         self._arrived: deque[tuple[FeatureSample, Ticket]] = deque()
-        self._held: dict[int, tuple[FeatureSample, Ticket]] = {}
+        self._held: dict[FeatureSample, Ticket] = {}
         self._changed = threading.Condition()
 
     @property
@@ -103,7 +103,7 @@ class InlineReceiver(FeatureReceiver):
                 self._deserted = False
                 raise PeerLost(f"every sender of {self._address} has closed")
             sample, ticket = self._arrived.popleft()
-            self._held[id(sample)] = (sample, ticket)
+            self._held[sample] = ticket
             return sample
 
     def release(self, sample: FeatureSample) -> None:
@@ -120,7 +120,7 @@ class InlineReceiver(FeatureReceiver):
             if self._closed:
                 return
             self._closed = True
-            pending = [*self._arrived, *self._held.values()]
+            pending = [*self._arrived, *self._held.items()]
             self._arrived.clear()
             self._held.clear()
             self._changed.notify_all()

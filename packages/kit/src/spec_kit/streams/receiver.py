@@ -98,7 +98,7 @@ class StreamReceiver(FeatureReceiver):
         """Whether all senders have left and ``receive`` has not reported it yet (T7)."""
         self._requests: deque[_Request] = deque()
         self._arrived: deque[_Arrival | _Loss] = deque()
-        self._held: dict[int, tuple[FeatureSample, _Arrival]] = {}
+        self._held: dict[FeatureSample, _Arrival] = {}
         self._closed = False
         self._changed = threading.Condition()
         listener, self._name = local_socket.listen("spec")
@@ -183,7 +183,7 @@ class StreamReceiver(FeatureReceiver):
             raise PeerLost(f"the sender in {peer.name} died while it sent sample {arrival.request_id}")
         ids, hidden = peer.pool.read(block)
         sample = FeatureSample(request_id=arrival.request_id, input_ids=ids, hidden_TNH=hidden)
-        self._held[id(sample)] = (sample, arrival)
+        self._held[sample] = arrival
         return sample
 
     def _lose(self, arrival: _Arrival, error: RunError) -> None:

@@ -19,8 +19,8 @@ def check_size(sample: FeatureSample, window_bytes: int) -> None:
         )
 
 
-def take_held(held: dict[int, tuple[FeatureSample, T]], sample: FeatureSample) -> T:
+def take_held(held: dict[FeatureSample, T], sample: FeatureSample) -> T:
     """Remove a released sample from ``held``, the received samples; return the value stored with it (T4)."""
-    if (found := held.pop(id(sample), None)) is None:
+    if (found := held.pop(sample, None)) is None:
         raise ProtocolError(f"sample {sample.request_id} is not held: released twice or never received")
-    return found[1]
+    return found
