@@ -1,6 +1,5 @@
 """Features over HCCL: the contract, on the rig with deferred streams."""
 
-import threading
 import time
 from contextlib import suppress
 
@@ -11,7 +10,6 @@ from cards import free_card
 from late_work import deliver, overwrite_once_done, send_late_work
 
 from spec_backend_ascend.backend import AscendBackend
-from spec_backend_ascend.hccl_pool import HcclPoolFactory
 from spec_core.errors import DeadlineExceeded, PeerLost, RunError
 from spec_kit import OwnStream
 from spec_testing import TransportSuite
@@ -294,38 +292,3 @@ def lose_the_receiver(me, stage):
 
 def test_a_ticket_ends_with_its_receiver_whatever_the_device_does():
     run_ranks(lose_the_receiver, 2, Stage(build, "npu"))
-
-
-def receive_beside_a_newcomer(me, stage):
-    """A sample is received when another sender's communicator is under way: HCCL takes one call at a time."""
-    if me.rank == 0:
-        with stage.receiver(me) as receiver:
-            assert me.receive() == "announced"
-            admitted, admit = threading.Event(), HcclPoolFactory.admit
-
-            def admit_slowly(factory, *words):
-                pool = admit(factory, *words)
-                admitted.set()
-                time.sleep(SLOW_S)
-                return pool
-
-            HcclPoolFactory.admit = admit_slowly
-            me.publish("connect")
-            assert admitted.wait(LONG_S)
-            take(stage, receiver, 1)
-            take(stage, receiver, 2)
-            me.publish("received")
-        return
-    address = me.receive()
-    if me.rank == 2:
-        assert [me.receive(), me.receive()] == ["announced", "connect"]
-    with stage.build().connect(address, SCHEMA, LONG_S) as sender:
-        sender.send(stage.sample(me.rank), LONG_S)
-        if me.rank == 1:
-            me.publish("announced")
-            assert me.receive() == "connect"
-        assert me.receive() == "received"
-
-
-def test_a_sample_is_received_while_another_sender_connects():
-    run_ranks(receive_beside_a_newcomer, 3, Stage(build, "npu"))
