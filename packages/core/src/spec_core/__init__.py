@@ -12,7 +12,6 @@ from spec_core.config import (
     LauncherConfig,
     OptimizerConfig,
     StrategyConfig,
-    TrackerConfig,
     WeightTransportConfig,
 )
 from spec_core.context_group import ContextGroup
@@ -98,7 +97,6 @@ __all__ = [
     "TargetType",
     "TargetValues",
     "Tracker",
-    "TrackerConfig",
     "TrainStep",
     "TrainedWeight",
     "Transport",

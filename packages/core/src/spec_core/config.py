@@ -95,7 +95,3 @@ class WeightTransportConfig(Config):
 
     bucket_bytes: int = pydantic.Field(256 << 20, ge=4096)
     """Largest number of bytes of weights that are sent at once."""
-
-
-class TrackerConfig(Config):
-    """Options of a tracker: none, because the value of a run's key ``track.NAME`` configures the tracker."""

@@ -25,7 +25,7 @@ from typing import Annotated, Any, ClassVar
 
 import pydantic
 
-from spec_core.config import TrackerConfig
+from spec_core import config
 from spec_core.records import Availability
 from spec_core.resource import Resource
 
@@ -41,7 +41,7 @@ class Tracker(Resource):
     name: ClassVar[str]
     api_version: ClassVar[int]
     """Version of this interface that the plugin was written for."""
-    Config: ClassVar[type[TrackerConfig]] = TrackerConfig
+    Config: ClassVar[type[config.Config]] = config.Config
     Value: ClassVar[Any] = Annotated[str, pydantic.Field(min_length=1)]
     """Type of the value of ``track.NAME``, which pydantic validates; by default a string, such as a project's
     name."""

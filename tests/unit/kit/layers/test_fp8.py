@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from spec_kit.layers import Fp8Kernels, Fp8Layers, Mlp, linear
-from spec_kit.layers.fp8 import BACKWARD, FORWARD, Fp8Weight, quantize_rows
+from spec_kit.layers import Fp8Layers, Mlp, linear
+from spec_kit.layers.fp8 import BACKWARD, FORWARD, Fp8Kernels, Fp8Weight, quantize_rows
 
 from ....fp8_on_cpus import needs_fp8
 

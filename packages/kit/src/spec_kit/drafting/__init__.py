@@ -39,7 +39,6 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.drafting.batch_proposer import BatchProposer
-    from spec_kit.drafting.draft_vocabulary import read_mapping
     from spec_kit.drafting.drawing import uniform_numbers
     from spec_kit.drafting.guesses import Guesses
     from spec_kit.drafting.verification import Verdict, distribution, verify_greedy, verify_sampled
@@ -89,7 +88,6 @@ __all__ = [
     "quantise_folder",
     "read_config",
     "read_layers",
-    "read_mapping",
     "recognise",
     "section",
     "uniform_numbers",

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from spec_kit.layers.checkpointing import checkpointed
     from spec_kit.layers.context_rows import ContextRows
     from spec_kit.layers.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
-    from spec_kit.layers.fp8 import Fp8Kernels, Fp8Layers, use_fp8_head
+    from spec_kit.layers.fp8 import Fp8Layers, use_fp8_head
     from spec_kit.layers.fp8_features import decode_features, encode_features
     from spec_kit.layers.initial_weights import first_norm, start_from_target
     from spec_kit.layers.latent_attention import LatentAttention
@@ -35,7 +35,6 @@ __all__ = [
     "ContextRows",
     "DecoderKernels",
     "Distribution",
-    "Fp8Kernels",
     "Fp8Layers",
     "LabelColumns",
     "LatentAttention",
