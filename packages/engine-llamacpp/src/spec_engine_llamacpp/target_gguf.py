@@ -79,7 +79,7 @@ def _facts(reader: GGUFReader, target: TargetSpec) -> list[tuple[str, Any, Any]]
 
 
 def _differing(reader: GGUFReader, target: TargetSpec) -> str | None:
-    """Return which weight of the file is not that of the target's folder but for quantisation, or None."""
+    """Return which weight of the file differs from the target's folder by more than quantisation, or None."""
     import numpy as np
 
     from spec_kit.targets import read_target_tensors

@@ -46,7 +46,7 @@ class SglangRanks(DraftRanks):
         return answer.get("piece", answer)
 
     async def _internal_state(self, name: str, key: str) -> Any:
-        """Return the part ``key`` of the scheduler's answer to a request for its state, whose id is ``name``."""
+        """Ask the scheduler for its state by a request of id ``name``; return the part ``key`` of the answer."""
         from sglang.srt.managers.io_struct import GetInternalStateReq
 
         self._manager.auto_create_handle_loop()

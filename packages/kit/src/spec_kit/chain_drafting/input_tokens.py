@@ -53,7 +53,7 @@ class InputTokens:
         return value_TX if self.token_U is None else value_TX.index_select(0, self.token_U)
 
     def padded(self, value_UX: Tensor) -> Tensor:
-        """Return the tokens' values [U, …], with zero rows after them if ``indices`` may need further rows."""
+        """Return the tokens' values [U, …], and rows of zeros behind them if later steps look past the last one."""
         return F.pad(value_UX, (0, 0, 0, self.num_steps)) if self.index_X is None else value_UX
 
     def indices(self, row_N: Tensor | None, step: int) -> Tensor | slice:

@@ -100,7 +100,7 @@ class QuickstartFolder:
             raise ArtifactError(f"output {self.root} is not empty and is no quickstart's; choose another")
 
     def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder during the ``with`` block; after a UsageError in its first stage it is emptied again."""
+        """Lock the folder during the ``with`` block. A UsageError in the first stage empties it again."""
         return locked_folder(self.root, "a quickstart", "round-1/times.json")
 
     def open(self, settings: Mapping[str, Any]) -> None:
