@@ -64,7 +64,7 @@ test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on
 	$(ENGINES)/bin/python -m pytest tests/engines -n 3 --dist loadgroup -m "$(ONLY)"
 
 test-sglang: $(SGLANG)/installed ## real SGLang on the CPU over a stand-in for its kernels, in an environment of its own
-	$(SGLANG)/bin/python -m pytest tests/engines/test_export_parsing.py tests/engines/test_path_heads.py tests/engines/test_sglang.py tests/engines/test_sglang_runs.py tests/engines/test_sglang_images.py tests/engines/test_sglang_seeing_drafts.py tests/engines/test_sglang_follow.py tests/engines/test_sglang_serving_capture.py -m "$(ONLY)"
+	$(SGLANG)/bin/python -m pytest tests/engines/test_export_parsing.py tests/engines/test_path_heads.py tests/engines/test_sglang.py tests/engines/test_sglang_runs.py tests/engines/test_sglang_images.py tests/engines/test_sglang_seeing_drafts.py tests/engines/test_sglang_follow.py tests/engines/test_sglang_process.py tests/engines/test_sglang_serving_capture.py -m "$(ONLY)"
 
 test-llamacpp: $(LLAMACPP)/installed ## real llama.cpp on the CPU, in an environment of its own
 	$(LLAMACPP)/bin/python -m pytest tests/engines/test_llamacpp.py tests/engines/test_llamacpp_commands.py -m "$(ONLY)"

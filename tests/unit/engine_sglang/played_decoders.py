@@ -1,4 +1,4 @@
-"""Small decoders, and a runner of SGLang whose passes a test plays."""
+"""Small decoders in SGLang's calling conventions, and a runner of SGLang whose passes a test plays."""
 
 from dataclasses import dataclass, field
 
@@ -9,15 +9,36 @@ from spec_core.records import FeatureSchema
 from spec_engine_sglang.request_names import Assignment, name_of
 from spec_engine_sglang.state_capture import StateCapture
 
-from .stand_in import stand_in_model
-
-Layer, Norm = stand_in_model.Layer, stand_in_model.Norm
-
-
 WIDTH, LAYERS, TOKENS = 8, 3, 50
-
-
 SCHEMA = FeatureSchema(layers=(0, 1, 3), hidden_size=WIDTH, dtype="float32")
+
+
+class Norm(nn.Module):
+    """It adds the two parts of the residual stream in place."""
+
+    def forward(self, hidden, residual=None):
+        if residual is None:
+            return torch.tanh(hidden)
+        residual.add_(hidden)
+        hidden.copy_(torch.tanh(residual))
+        return hidden, residual
+
+
+class Layer(nn.Module):
+    """SGLang 0.5.16: the residual stream comes in two parts."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.input_layernorm = Norm()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, positions, hidden_states, forward_batch, residual):
+        if residual is None:
+            residual = hidden_states
+            hidden_states = self.input_layernorm(hidden_states)
+        else:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        return self.linear(hidden_states) + positions[:, None] / 100, residual
 
 
 class LateLayer(Layer):
