@@ -10,9 +10,14 @@ ASCEND ?= $(VENV)-ascend
 TARGETS ?= .cache/targets
 TEMPLATES ?= .cache/templates
 PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3_outputs_are_equal_on_every_rank \
+	tests/contract/test_ray_launcher.py::TestRayLauncher::test_l2_a_worker_is_a_process_with_its_arguments_and_environment \
+	tests/contract/test_ray_launcher.py::TestRayLauncher::test_l8_a_killed_launcher_leaves_nothing \
 	tests/integration/test_ray_runs.py::test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced \
+	tests/integration/test_ray_runs.py::test_devices_that_others_use_are_named \
+	tests/integration/test_ray_runs.py::test_what_can_never_be_had_is_bad_usage \
 	tests/integration/test_decode.py::test_workers_do_what_one_process_does \
 	tests/integration/test_faults.py::test_an_engine_is_replaced_and_a_killed_trainer_ends_the_run \
+	tests/integration/test_faults.py::test_launcher_killed \
 	tests/integration/test_follow.py::test_a_killed_command_leaves_a_server_that_serves_and_goes_on \
 	tests/integration/test_follow.py::test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest \
 	tests/integration/test_follow.py::test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk[local] \

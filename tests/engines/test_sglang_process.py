@@ -125,7 +125,9 @@ input()
 def test_kill_9_of_the_engines_process_leaves_nothing(llama: Path) -> None:
     words = [sys.executable, "-c", _KILLED, str(llama)]
     pipe = psutil.subprocess.PIPE
-    with psutil.Popen(words, stdin=pipe, stdout=pipe, cwd=Path(__file__).parents[2], env=os.environ) as process:
+    with psutil.Popen(
+        words, stdin=pipe, stdout=pipe, cwd=Path(__file__).parents[2], env=os.environ
+    ) as process:
         assert process.stdout.readline() == b"up\n"
         family = process.children(recursive=True)
         assert len(family) >= 4  # the reaper, and SGLang's three

@@ -73,6 +73,7 @@ def test_an_engine_is_replaced_and_a_killed_trainer_ends_the_run(lab: Lab, outpu
     assert_fails(run, held, "trainer-0 was killed by signal 9", "trainer-0.log")
 
 
+@pytest.mark.slow
 def test_launcher_killed(lab: Lab, output: Path) -> None:
     """The engine has a process of its own, which the kernel does not end with the launcher's children; after
     wrong first records on every socket that the run listens on, which disturb nothing."""

@@ -142,6 +142,7 @@ def test_targets_that_scale_their_embeddings_have_none_for_a_draft(words, tmp_pa
     assert "set draft.image_embeddings=placeholder" in command_line(*line).error
 
 
+@pytest.mark.slow
 def test_engine_in_a_process_of_its_own_gets_the_images(words, online, tmp_path):
     settings = (*TRAIN, *DRAFTS["dflash"], "placement.kind=disaggregated")
     assert run(words("train", "qwen3_vl", tmp_path / "run", *settings)) == 0

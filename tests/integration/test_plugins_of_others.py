@@ -174,7 +174,7 @@ def test_a_command_that_names_one_ends_in_one_line(call_in_turn, run_words, tmp_
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("placement", ["inline", "colocated"])
+@pytest.mark.parametrize("placement", ["inline", pytest.param("colocated", marks=pytest.mark.slow)])
 def test_an_error_in_a_strangers_code_ends_a_run_with_the_strangers_name(
     command_line, run_words, tmp_path, monkeypatch, placement
 ):

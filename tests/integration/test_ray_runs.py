@@ -17,6 +17,7 @@ from .ray_nodes import ray_nodes
 
 ray = pytest.importorskip("ray")
 RayLauncher = pytest.importorskip("spec_launcher_ray.launcher").RayLauncher
+pytestmark = pytest.mark.skipif("SPEC_TEST_ALL_OF_RAY" not in os.environ, reason="starts Ray: make test-ray")
 
 STEPS = 12
 BY_RAY = {"launcher__name": "ray", "engine__replicas": 3, "train__ranks": 2, "train__steps": STEPS}
@@ -75,7 +76,6 @@ def test_a_colocated_run_on_its_own_cluster_is_bitwise_that_of_local(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif("SPEC_TEST_ALL_OF_RAY" not in os.environ, reason="a minute: make test-ray")
 def test_workers_end_with_their_node_and_an_engine_starts_on_the_next_one(
     lab: Lab, uninterrupted: Path
 ) -> None:
@@ -113,7 +113,6 @@ def test_workers_end_with_their_node_and_an_engine_starts_on_the_next_one(
     assert all(one == other for one, other in zip(found, expected, strict=False))
 
 
-@pytest.mark.skipif("SPEC_TEST_ALL_OF_RAY" not in os.environ, reason="half a minute: make test-ray")
 def test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced(lab: Lab) -> None:
     output = lab.folder / "one-host"
     keys = {**BY_RAY, "engine__replicas": 1, "train__ranks": 1, "train__steps": 10_000}

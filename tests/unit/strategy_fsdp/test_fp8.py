@@ -12,6 +12,7 @@ CASES = (("eagle3", "layers"), ("dflash", "frozen"))
 
 
 @needs_fp8
+@pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_two_ranks_train_in_fp8(tmp_path):
     runs = []

@@ -77,6 +77,7 @@ def test_rounds_go_on_from_one_another(request_of, data, tmp_path, monkeypatch):
     assert more["draft"] == str(second / "run/draft")
 
 
+@pytest.mark.slow
 def test_an_engine_that_starts_slowly_is_not_started_to_measure_costs(
     request_of, data, tmp_path, monkeypatch
 ):
