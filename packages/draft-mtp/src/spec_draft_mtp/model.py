@@ -93,10 +93,9 @@ class MtpModel(nn.Module):
         number of these labels in the global batch, float64 [S].
         """
         states, needed = self.unroll(batch, ops)
-        device = batch.input_ids_T.device
         loss = HeadLoss(
             head=ops.head,
-            ids_V=torch.arange(*ops.vocab_range, device=device),
+            ids_V=torch.arange(*ops.vocab_range, device=batch.input_ids_T.device),
             vocab_mask_V=None,
             kind=self.config.loss,
             ops=ops,

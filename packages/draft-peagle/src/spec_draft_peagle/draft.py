@@ -139,9 +139,8 @@ class PEagleDraft(ChainDraft[PEagleConfig, PEagleShape]):
         """
         shape = self.shape(target)
         masks = self._masks()
-        again = self.options.checkpoint_activations
         keys = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-        row = shape.hidden_size + shape.inner_values * (not again)
+        row = shape.hidden_size + shape.inner_values * (not self.options.checkpoint_activations)
         earlier = shape.num_layers - 1
         if self.options.segment_tokens is None:
             return lambda num_tokens, num_supervised: round(

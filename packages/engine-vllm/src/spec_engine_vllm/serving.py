@@ -95,9 +95,8 @@ class VllmServing(Serving):
         """Write the draft in the layout of speculators; return the command that serves it and its target (V6)."""
         if not isinstance(draft, ServedDraft):
             raise ConfigError(f"the layout of speculators has no place for a draft {draft.name!r}")
-        number = draft.default_draft_tokens
         name = hub_name(target.folder) or str(target.folder.resolve())
-        write_speculators(draft, folder, target, output, name, number)
+        write_speculators(draft, folder, target, output, name, draft.default_draft_tokens)
         try:
             check_vllm_folder(output, target)
         except ArtifactError:

@@ -277,8 +277,7 @@ def _engine_parts(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> 
 def rank_parts(run: RunSpec, sizes: RunSizes) -> list[MemoryPart]:
     """Return the parts of a trainer rank's device memory, without activations and features in flight."""
     config = run.config
-    shares = run.schedule.num_shares
-    tokens = ceil(config.train.global_batch_tokens / shares / config.train.accumulation)
+    tokens = ceil(config.train.global_batch_tokens / run.schedule.num_shares / config.train.accumulation)
     tokens = min(tokens, run.source.total_tokens)
     parts = [
         MemoryPart(

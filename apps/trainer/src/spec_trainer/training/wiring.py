@@ -334,6 +334,5 @@ def _trained_tokens(state: TrainState) -> int:
     if state.spec.prompts is not None:  # each cycle has answers of its own
         return sum(record.get("tokens", 0) for record in read_metrics(state.spec.directory.metrics))
     lengths = state.spec.dataset.lengths
-    schedule = state.spec.schedule
-    items = map(schedule.train_item, range(state.done_steps))
+    items = map(state.spec.schedule.train_item, range(state.done_steps))
     return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)

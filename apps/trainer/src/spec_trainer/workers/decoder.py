@@ -98,10 +98,9 @@ class EngineDecoder(Resource):
     def _push(self, version: int, folder: Path) -> None:
         from safetensors.torch import load_file
 
-        config = self._parts.config.push
         publisher = self._publisher = self._publisher or self._new_publisher()
         weights = load_file(folder / "model.safetensors")
-        report = publisher.publish(version, weights, timeout_s=config.timeout_s).result()
+        report = publisher.publish(version, weights, timeout_s=self._parts.config.push.timeout_s).result()
         outcome = report.replicas[_NAME]
         if not report.committed:
             raise RunError(

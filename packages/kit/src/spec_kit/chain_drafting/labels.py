@@ -115,9 +115,8 @@ class NeededRows:
         steps_P = steps_T[rows.row_P]
         order_P = steps_P.argsort(descending=True, stable=True)
         least = min(1, len(order_P))
-        multiple = batch.rows_multiple
         needed = (steps_P[:, None] > step_S).sum(0).clamp(min=least).tolist()
-        counts = [count + -count % multiple for count in needed]
+        counts = [count + -count % batch.rows_multiple for count in needed]
         most = num_steps * len(order_P)
         are_all = rows.group is None and most - sum(counts) <= WORTH_LEAVING_OUT * most
         if are_all:

@@ -224,9 +224,7 @@ class Delivery(Resource):
             )
             end.post(offer, self._deadline)
         addresses = [end.expect(Endpoint, self._deadline).address for end in ends]
-        weights = self.payload.weights
-        device = self._device
-        self._sender = transport.sender(manifest, weights, addresses, device, self.name)
+        self._sender = transport.sender(manifest, self.payload.weights, addresses, self._device, self.name)
         try:
             with self._timed("send"):
                 for end, address in zip(ends, self._sender.open(self._deadline), strict=True):

@@ -98,7 +98,6 @@ class Quantisation:
                 ).counters.acceptance_length
                 for folder, kind in ((quantised, "quantised"), (plain, "plain"))
             )
-        where = options.engine_type.name
         without = f"{before:.3f} without --dtype={self.dtype}"
-        tau = f"acceptance length in engine {where}: {after:.3f}, {without}"
+        tau = f"acceptance length in engine {options.engine_type.name}: {after:.3f}, {without}"
         return {"acceptance_length": after, "notes": [size, tau]}

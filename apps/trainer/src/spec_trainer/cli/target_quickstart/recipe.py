@@ -133,8 +133,7 @@ def engine_words(engine: type[Engine], machine: Machine) -> list[str]:
     if not machine.is_cpu:
         return [f"engine.batch_tokens={_LARGE_PASS}"] if engine.abilities.in_process else []
     wanted = {"max_num_seqs": _AT_ONCE, **({} if machine.has_bfloat16 else {"dtype": "float32"})}
-    fields = engine.Config.model_fields
-    return [f"engine.{key}={value}" for key, value in wanted.items() if key in fields]
+    return [f"engine.{key}={value}" for key, value in wanted.items() if key in engine.Config.model_fields]
 
 
 def training_words(target: TargetSpec, machine: Machine, num_tokens: int, budget_s: float) -> list[str]:
