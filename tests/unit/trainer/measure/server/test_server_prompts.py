@@ -1,4 +1,4 @@
-"""What evaluate --server sends: prompts of a file, images, the key; and what it refuses."""
+"""``evaluate --server`` sends prompts of files, images and the key, and refuses what it cannot use."""
 
 import json
 import socket
