@@ -9,9 +9,10 @@ from spec_core.records import Supervision
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.chain_drafting import NeededRows, attention
+from spec_kit.layers import TargetOps
 
 from ..draft_batches import GAPS, LENGTHS, LLAMA3, YARN, decode, make_batch, random_documents, step_arguments
-from ..draft_parts import make_ops, make_target
+from ..draft_parts import CPU, make_target, make_tensors
 from ..draft_steps import DraftStepSuite, assert_each_precision, assert_equals_the_reference, run_reference
 from . import cases
 from .cases import KERNEL_AND_CHUNKED, MLA, PUBLISHED, make_config, make_model
@@ -167,10 +168,10 @@ def test_fully_supervised_chain_that_always_agrees_has_full_length():
     """The draft's head and states cannot tell tokens apart, nor can the target: all agree, so 1 + S where every
     later step is labelled too."""
     target, config = make_target(), Eagle3Config(num_steps=3)
-    module, ops = make_model(target, config), make_ops(target)
+    module, tensors = make_model(target, config), make_tensors(target)
     with torch.no_grad():
         module.lm_head.weight.zero_()
-        ops._head_VH.zero_()
+    ops = TargetOps(target, replace(tensors, head_VH=torch.zeros_like(tensors.head_VH)), CPU, torch.float32)
     (document,) = random_documents(target, [12], 1)
     document.mask[:] = True
     metrics = module(*step_arguments(Eagle3Draft(config), target, [document])[:2], ops).metrics()

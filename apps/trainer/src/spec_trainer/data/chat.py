@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from spec_trainer.configuration.chat import ChatConfig
-    from spec_trainer.data.frames import Known
+    from spec_trainer.data.frames import KnownTurns
     from spec_trainer.data.layout import Render
 
 
@@ -69,7 +69,7 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._config = config
         self._layouts: dict[tuple[str, bool], Layout] = {}
-        self._usual: dict[tuple[str, bool, bool], Known] = {}
+        self._usual: dict[tuple[str, bool, bool], KnownTurns] = {}
         self._part_roles: dict[tuple[str, bool], set[str]] = {}
         added = tokenizer.added_tokens_decoder.values()
         self._end_tokens = EndTokens(
@@ -162,7 +162,7 @@ class ChatRenderer:
     def _finder(self, chat: Chat, whole: str) -> TurnFinder:
         return TurnFinder(chat.messages, whole, self._try_render(chat), self._layout(chat), self._end_tokens)
 
-    def _usual_turns(self, chat: Chat) -> Known:
+    def _usual_turns(self, chat: Chat) -> KnownTurns:
         """Return what a fixed example conversation shows about turns with the same text around them.
 
         It has tools and a system prompt if ``chat`` does; templates may move these as the conversation goes on.

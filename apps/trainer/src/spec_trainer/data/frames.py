@@ -17,9 +17,9 @@ from spec_trainer.data.layout import PLACEHOLDER, Message, Render
 _NUMBERED = re.compile(rf"{PLACEHOLDER}(\d+)Q")
 
 Span = tuple[int, int]
-Around = tuple[str, str, str, str]
+Surroundings = tuple[str, str, str, str]
 """Roles of the previous and the next message, and the text that the template writes before and after a content."""
-Known = dict[Around, Span | None]
+KnownTurns = dict[Surroundings, Span | None]
 """Text around a content -> number of the turn's characters before the content, and after it; None if turns with this
 text around them are not in the whole conversation as they were generated."""
 
@@ -30,7 +30,7 @@ class ContentFrame:
 
     start: int
     stop: int
-    around: Around
+    around: Surroundings
 
     def distances(self, turn: Span) -> Span | None:
         """Return the distances of a turn's start and stop from the content; None if another content is between."""
@@ -39,7 +39,7 @@ class ContentFrame:
         inside = 0 <= before <= len(self.around[2]) and 0 <= after <= len(self.around[3])
         return (before, after) if inside else None
 
-    def turn(self, known: Known) -> Span | None:
+    def turn(self, known: KnownTurns) -> Span | None:
         """Return where this content's turn begins and ends; None if ``known`` has no turn like it."""
         distances = known.get(self.around)
         return (self.start - distances[0], self.stop + distances[1]) if distances else None

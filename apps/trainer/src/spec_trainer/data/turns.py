@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spec_trainer.data.end_of_turn import EndTokens
-from spec_trainer.data.frames import Known, frames_of
+from spec_trainer.data.frames import KnownTurns, frames_of
 from spec_trainer.data.layout import PLACEHOLDER, Layout, Message, Render, shared
 
 PROMPT_ROLES = ("system", "developer")
@@ -74,7 +74,7 @@ class TurnFinder:
     render: Render
     layout: Layout
     end_tokens: EndTokens
-    usual: Known = field(default_factory=Known)
+    usual: KnownTurns = field(default_factory=KnownTurns)
     """Distances that example conversations with the same template show."""
 
     def turns(self, indices: Sequence[int]) -> Iterator[Turn | None]:
@@ -97,9 +97,9 @@ class TurnFinder:
                 known[frame.around] = frame.distances((turn.start, turn.stop)) if in_place else None
             yield turn
 
-    def known(self, indices: Sequence[int]) -> Known:
+    def known(self, indices: Sequence[int]) -> KnownTurns:
         """Return what the turns at ``indices`` show about turns with the same text around them."""
-        known: Known = {}
+        known: KnownTurns = {}
         for index, frame in frames_of(self.messages, self.whole, self.render).items():
             if index in indices and (turn := self.turn(index)) and self.whole.startswith(turn.after):
                 known[frame.around] = frame.distances((turn.start, turn.stop))
