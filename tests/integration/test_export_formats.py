@@ -7,6 +7,8 @@ import gguf
 import numpy as np
 import pytest
 
+from spec_kit.targets import read_target
+from spec_testing import draw_draft
 from spec_trainer.cli.app import run
 
 from ..distributions import write_distribution
@@ -112,3 +114,13 @@ def test_what_cannot_be_written_is_said_in_one_line(command_line, trained, tmp_p
     assert outcome.code == 2
     assert problem in outcome.error
     assert not list(tmp_path.iterdir())
+
+
+def test_a_refused_draft_is_not_named_by_a_folder_of_the_command_s_own(
+    command_line, tiny_llama, target_gguf, tmp_path
+):
+    draft = draw_draft(tmp_path / "draft", read_target(tiny_llama), 0)
+    words = ["--draft-model", draft, "--target", tiny_llama, "--output", tmp_path / "draft.gguf"]
+    outcome = command_line("convert", *words, "--format", "gguf", f"engine.gguf={target_gguf}")
+    assert outcome.code == 2
+    assert outcome.error.startswith("draft cannot be served by llama.cpp: it has EAGLE 3.1's norms")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_core import Engine, foreign_errors
-from spec_core.errors import ConfigError, PluginError
+from spec_core.errors import ArtifactError, ConfigError, PluginError
 from spec_core.plugins import find, load_each
 from spec_trainer.base.disk import follow_umask, new_folder
 from spec_trainer.configuration.chat import write_chat_record
@@ -61,6 +61,8 @@ class ExportFormat:
                 follow_umask(file)
             if self.is_folder and chat is not None:
                 write_chat_record(output, chat)
+        except ArtifactError as error:
+            raise ArtifactError(str(error).replace(f" {scratch / 'draft'} ", " ")) from error
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return {name: command}
