@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core import Engine, EngineContext
@@ -147,11 +149,21 @@ def test_a_quantised_draft_changes_no_text(folder, as_gguf, context, prompts, tm
         assert engine.acceptance().accepted > 0
 
 
+def draw_norms(file: Path) -> None:
+    """Give each norm of a draft other weights."""
+    draw, tensors = torch.Generator().manual_seed(0), load_file(file)
+    for tensor in tensors.values():
+        if tensor.ndim == 1:
+            tensor.normal_(std=0.5, generator=draw)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 def test_an_mtp_head_guesses_as_our_proposer_does(make_target, as_gguf, context, prompts, tmp_path):
     """Each server answers one prompt: in later ones, llama.cpp's head reads an older answer's state before the first
     token, and in the first one zeros."""
     target = read_target(make_target("qwen3_5_text", **SHAPE, **RECURRENT))
     draft, reference = draw_draft(tmp_path / "draft", target, 2, "mtp"), TransformersTarget(target.folder)
+    draw_norms(draft / "model.safetensors")
     config = LlamacppConfig(gguf=as_gguf(target.folder), **EXACT)
     with LlamacppEngine.create(config, target, context) as engine:
         plain = engine.generate(prompts[:4], SamplingParams(max_new_tokens=40))
