@@ -11,7 +11,7 @@ import pytest
 from spec_backend_cpu.backend import CpuBackend
 from spec_core import EngineConfig, EngineContext
 from spec_core.errors import DataError, DeadlineExceeded, EngineError
-from spec_core.records import AcceptanceCounters
+from spec_core.records import AcceptanceCounters, GenerationRequest, SamplingParams
 from spec_kit.hosting import EngineSubprocess, PlainMode, then
 
 LIMIT_S = 30.0
@@ -117,6 +117,22 @@ os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(EngineError, match="killed by signal 9"):
         running.ask("run").result(LIMIT_S)
     assert "killed by signal 9" in str(running.death())
+
+
+def test_drain_waits_for_answers_in_progress(start) -> None:
+    script = """
+channel.send("ready")
+key = next(records)["key"]
+time.sleep(0.3)
+channel.send("done", key=key, ids=[7], gaps=[0.5])
+next(records, None)
+"""
+    running = start(script)
+    running.wait_ready()
+    answer = running.generate(GenerationRequest(prompt=[5]), SamplingParams(max_new_tokens=1))
+    running.drain()
+    assert answer.done()
+    assert answer.result().token_ids == (7,)
 
 
 def test_silence_shows_in_health(start) -> None:
