@@ -27,9 +27,9 @@ SAMPLED = SamplingParams(
 )
 
 
-RARE = {"eagle3, mla", "dflash, reduced", "medusa", "mtp, experts"}
+RARE = {"eagle3, two layers, window", "eagle3, mla", "dflash, reduced", "medusa", "mtp, experts"}
 """Drafts that are served each night only: two are for targets of their own, each with a vLLM of its own, one is a
-third party's, and one differs from another in its head alone."""
+third party's, and two differ from others in their layers or their head alone."""
 
 
 @pytest.fixture(
