@@ -27,8 +27,13 @@ PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3
 	tests/integration/test_own_server.py::test_a_killed_command_and_an_interrupted_one_leave_no_server \
 	tests/integration/test_pushes.py::test_a_draft_is_pushed_by_command \
 	tests/integration/test_resume.py::test_a_run_killed_with_9_and_restarted_ends_bitwise_the_same \
+	tests/integration/test_topologies.py::test_one_engine_and_two_trainers \
 	tests/packaging/test_third_party_runs.py::test_a_third_partys_draft_trains \
-	tests/packaging/test_wheels.py
+	tests/packaging/test_wheels.py \
+	tests/unit/strategy_fsdp/test_context_parallel.py::test_a_state_goes_on_in_any_other_division \
+	tests/unit/strategy_fsdp/test_replicas.py::test_any_split_trains_the_same_and_goes_on_from_another[each]
+# Processes that make test runs tests in: whole runs wait about as much as they compute.
+WORKERS ?= 4
 # Which tests of an engine's environment: CI leaves out what is slow.
 ONLY ?= slow or not slow
 SURVEY ?= packages/kit/src/spec_kit/streams/free_list.py tests/unit/kit/streams/test_free_list.py
@@ -57,9 +62,8 @@ quickstart: $(VENV)/product ## train a tiny target and a draft for it, end to en
 	$(BIN)/spec-trainer quickstart $(if $(BACKEND),--backend $(BACKEND))
 endif
 
-# Whole runs wait about as much as they compute: three workers keep two cores busy.
 test: install ## the tests of every change
-	$(BIN)/pytest -n 3 $(SPREAD) -m "not slow"
+	$(BIN)/pytest -n $(WORKERS) $(SPREAD) -m "not slow"
 
 test-slow: install ## the tests that take longer: runs under faults or of many processes, the pages' commands, wheels in a clean environment
 	$(BIN)/pytest -n 3 $(SPREAD) -m slow

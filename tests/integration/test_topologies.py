@@ -35,6 +35,7 @@ def test_the_loss_falls_in_the_steps_that_are_compared(inline: list[float]) -> N
     assert inline[-1] < 0.9 * inline[0]
 
 
+@pytest.mark.slow
 def test_one_engine_and_two_trainers(lab: Lab, inline: list[float]) -> None:
     run = lab.train(lab.folder / "one-two", **lab.one_and_two, train__steps=SHOWN)
     assert_same_curve(run.output, inline)

@@ -105,6 +105,7 @@ def test_any_draft_trains_the_same_over_twenty_steps(tmp_path):
     assert_divided_runs_are_whole_ones(tmp_path, kinds, [*pairs, *everyone])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(4 * LIMIT_S)
 def test_a_state_goes_on_in_any_other_division(tmp_path):
     half = {"steps": STEPS // 2}

@@ -27,6 +27,7 @@ def run(replicas, draft="eagle3", **options):
     return Run(FsdpStrategy, draft, {"replicate": replicas}, **{"steps": 2 * STEPS, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(4 * LIMIT_S)
 @pytest.mark.parametrize(
     ("trained", "resumed"),
@@ -42,7 +43,6 @@ def run(replicas, draft="eagle3", **options):
                 if state != f"4-{split}"
             ],
             id="every pair",
-            marks=pytest.mark.slow,
         ),
     ],
 )
