@@ -109,6 +109,17 @@ def test_a_start_that_fails_says_why(llama: Path) -> None:
         engine.health()  # the next call may start it with more luck
 
 
+def test_a_closed_engine_ends_a_start(llama: Path) -> None:
+    target = read_target(llama)
+    schema = FeatureSchema(layers=(0,), hidden_size=target.hidden_size, dtype="float32")
+    with new_sglang(target) as engine:
+        starting = engine.capture([], schema)
+        time.sleep(0.3)
+    assert isinstance(starting.exception(LIMIT_S), EngineError)
+    with pytest.raises(EngineError, match="closed"):
+        engine.start(schema)
+
+
 _KILLED = """
 import sys
 from pathlib import Path

@@ -10,8 +10,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf.quants import dequantize
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from spec_core.errors import ArtifactError, ConfigError, TargetError
@@ -149,6 +150,18 @@ def test_an_mtp_head_is_one_more_layer_beside_the_targets_embedding_and_head(mak
     norm = head["mtp.pre_fc_norm_hidden.weight"].float().numpy()
     assert np.array_equal(stored["blk.8.nextn.hnorm.weight"].data, norm + 1)
     assert stored["blk.8.nextn.eh_proj.weight"].tensor_type == gguf.GGMLQuantizationType.Q8_0
+
+
+def test_a_whole_target_and_the_head_of_another_one_are_refused(own_gguf, make_target, tiny_llama, tmp_path):
+    target = read_target(make_target("qwen3_5_text", **RECURRENT))
+    folder = draw_draft(tmp_path / "draft", target, 0, "mtp")
+    whole = write_target_gguf(target.folder, tmp_path / "target.gguf")
+    with pytest.raises(ArtifactError, match="beside a target of type qwen3_5_text alone"):
+        write_draft_gguf(folder, read_target(tiny_llama), own_gguf, tmp_path / "draft.gguf", "f16")
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {"model.norm.weight": torch.ones(target.hidden_size)}, file)
+    with pytest.raises(ArtifactError, match="it is a whole target"):
+        write_draft_gguf(folder, target, whole, tmp_path / "draft.gguf", "f16")
 
 
 @pytest.mark.parametrize(

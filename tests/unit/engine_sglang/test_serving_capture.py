@@ -1,9 +1,6 @@
 """States of requests that SGLang serves, played by a runner with SGLang's names, which also replays graphs."""
 
-import json
-import sys
-from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +9,6 @@ from tests.unit.engine_sglang.played_server import (
     HIDDEN,
     LAYERS,
     Request,
-    Server,
     expected,
     key_of,
 )
@@ -21,18 +17,6 @@ from spec_engine_sglang import serving_capture
 from spec_engine_sglang.serving_capture import (
     begin_request,
 )
-from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
-
-
-@pytest.fixture
-def start(monkeypatch, make_target) -> Callable[..., Server]:
-    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, json.dumps({"share": 1.0, "states_bytes": 1 << 20}))
-    monkeypatch.setattr(serving_capture, "_process", serving_capture._Process())
-    message = SimpleNamespace(GetInternalStateReqOutput=SimpleNamespace)
-    for name in ("sglang", "sglang.srt", "sglang.srt.managers"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", message)
-    return lambda **arguments: Server(str(make_target("llama")), **arguments)
 
 
 @pytest.mark.parametrize("graphs", [False, True])

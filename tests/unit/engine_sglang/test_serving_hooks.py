@@ -1,8 +1,6 @@
 """When a server of SGLang captures states, and what is said where it does not."""
 
-import json
 import sys
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,26 +10,13 @@ from tests.unit.engine_sglang.played_server import (
     Decoder,
     Request,
     Runner,
-    Server,
     expected,
     key_of,
 )
 
-from spec_engine_sglang import serving_capture
 from spec_engine_sglang.hook import register
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
-
-
-@pytest.fixture
-def start(monkeypatch, make_target) -> Callable[..., Server]:
-    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, json.dumps({"share": 1.0, "states_bytes": 1 << 20}))
-    monkeypatch.setattr(serving_capture, "_process", serving_capture._Process())
-    message = SimpleNamespace(GetInternalStateReqOutput=SimpleNamespace)
-    for name in ("sglang", "sglang.srt", "sglang.srt.managers"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", message)
-    return lambda **arguments: Server(str(make_target("llama")), **arguments)
 
 
 @pytest.mark.parametrize(

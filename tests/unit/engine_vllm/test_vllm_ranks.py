@@ -2,29 +2,16 @@
 
 import asyncio
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 from tests.unit.engine_vllm.played_ranks import COUNTED, NAME, UPDATE, Ranks, call
 
 from spec_core.errors import EngineError, ProtocolError
 from spec_core.records import AcceptanceCounters
-from spec_engine_vllm import acceptance_counts, draft_routes
 from spec_engine_vllm.acceptance_counts import EngineTotals
 from spec_engine_vllm.vllm_ranks import VllmRanks
 
-
-@pytest.fixture(autouse=True)
-def counted(monkeypatch) -> dict[str, Any]:
-    counted = dict(COUNTED)
-
-    def counters() -> AcceptanceCounters:
-        positions = tuple(counted["accepted_per_position"])
-        return AcceptanceCounters(**{**counted, "accepted_per_position": positions})
-
-    monkeypatch.setattr(acceptance_counts, "speculation_counters", counters)
-    monkeypatch.setattr(draft_routes, "rounds_of", lambda llm: EngineTotals())
-    return counted
+pytestmark = pytest.mark.usefixtures("counted")
 
 
 def test_a_commit_asks_every_rank_first() -> None:

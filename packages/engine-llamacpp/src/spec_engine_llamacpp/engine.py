@@ -66,9 +66,8 @@ class LlamacppEngine(SubprocessEngine):
             raise EngineError(f"engine {self.name!r} captures no hidden states")
         config = cast("LlamacppConfig", self.config)
         file = target_file(config, self.target)
-        if isinstance(
-            mode, PlainMode
-        ):  # with a draft, writing the draft's file reads and checks the target's
+        # With a draft, the target's file is checked as the draft's is written.
+        if isinstance(mode, PlainMode):
             read_target_gguf(file, self.target)
         return LlamacppProcess(config, self.target, self.context, mode, file)
 

@@ -65,10 +65,9 @@ def _facts(reader: GGUFReader, target: TargetSpec) -> list[tuple[str, Any, Any]]
     architecture = _value(reader, "general.architecture")
     rows = next((int(tensor.shape[1]) for tensor in reader.tensors if tensor.name == _EMBEDDING), None)
     expected = WITH_CAPTURE.get(target.model_type, architecture)
-    layers, heads = (
-        _value(reader, f"{architecture}.{key}") for key in ("block_count", "nextn_predict_layers")
-    )
-    if heads:  # layers of an MTP head, which the target's folder counts by themselves
+    layers = _value(reader, f"{architecture}.block_count")
+    heads = _value(reader, f"{architecture}.nextn_predict_layers")
+    if layers and heads:  # those of an MTP head, which the target's folder counts by themselves
         layers -= heads
     return [
         ("architecture", architecture, expected),

@@ -11,10 +11,11 @@ import pytest
 from spec_backend_cpu.backend import CpuBackend
 from spec_core import EngineConfig, EngineContext
 from spec_core.errors import DataError, DeadlineExceeded, EngineError
-from spec_core.records import AcceptanceCounters, GenerationRequest, SamplingParams
-from spec_kit.hosting import EngineSubprocess, PlainMode, then
+from spec_core.records import AcceptanceCounters, FeatureSchema, GenerationRequest, SamplingParams
+from spec_kit.hosting import CaptureMode, EngineSubprocess, PlainMode, engine_subprocess, then
 
 LIMIT_S = 30.0
+PLAIN = PlainMode()
 _BEGIN = """
 import sys, time
 from spec_processes.spawn import channel_to_parent
@@ -27,7 +28,7 @@ order = next(records)
 class Script(EngineSubprocess):
     program = "Script"
     module = "fake_program"
-    extension = "nothing of ours"
+    extension = "its extension"
 
     def prefill(self, requests):
         return self.ask("run", names=[request.destinations for request in requests])
@@ -52,10 +53,16 @@ def start(tmp_path) -> Callable[..., Script]:
         "OMP_NUM_THREADS": "1",
     }
 
-    def start(script: str, start_s: float = LIMIT_S, peer_s: float = LIMIT_S, begin: str = _BEGIN) -> Script:
+    def start(
+        script: str,
+        start_s: float = LIMIT_S,
+        peer_s: float = LIMIT_S,
+        begin: str = _BEGIN,
+        mode: object = PLAIN,
+    ) -> Script:
         (tmp_path / "fake_program.py").write_text(begin + script)
         context = EngineContext(backend=CpuBackend(CpuBackend.Config()), start_s=start_s, peer_s=peer_s)
-        running.append(Script(EngineConfig(), context, PlainMode(), {"word": "hello"}, env))
+        running.append(Script(EngineConfig(), context, mode, {"word": "hello"}, env))
         return running[-1]
 
     yield start
@@ -93,6 +100,14 @@ sys.exit(3)
 def test_the_reported_reason_is_used_where_the_log_has_none(start) -> None:
     with pytest.raises(EngineError, match=r"^Script did not start: TypeError: no such argument$"):
         start('channel.send("failed", message="TypeError: no such argument")').wait_ready()
+
+
+def test_a_program_without_the_extension_that_captures_is_told(start, monkeypatch) -> None:
+    monkeypatch.setattr(engine_subprocess, "_CONNECTED_S", 0.2)
+    schema = FeatureSchema(layers=(0,), hidden_size=8, dtype="float32")
+    running = start('channel.send("ready"); next(records, None)', mode=CaptureMode(schema))
+    with pytest.raises(EngineError, match=r"^Script started without its extension$"):
+        running.wait_ready()
 
 
 def test_a_start_that_hangs_ends_at_its_deadline(start) -> None:

@@ -9,11 +9,7 @@ LATENT = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 7,
 }
-
-
 SMALL_SELECTOR = {"conv_group_size": 8, "selector_rank": 8, "selector_top_k": 4}
-
-
 OPTIONS = {
     "eagle3": {},
     "eagle3, every option": {"vocab_size": 40, "layers": (1, 3, 6), "fc_norm": True, "norm_output": True},
@@ -38,13 +34,13 @@ OPTIONS = {
 def edit(folder, changes):
     """None removes a field, also of a nested object."""
     file = folder / "config.json"
-    file.write_text(json.dumps(_merged(json.loads(file.read_text()), changes)))
+    file.write_text(json.dumps(merged(json.loads(file.read_text()), changes)))
 
 
-def _merged(fields, changes):
-    merged = dict(fields)
+def merged(fields, changes):
+    found = dict(fields)
     for key, value in changes.items():
-        merged[key] = _merged(fields[key], value) if isinstance(value, dict) else value
+        found[key] = merged(fields[key], value) if isinstance(value, dict) else value
         if value is None:
-            del merged[key]
-    return merged
+            del found[key]
+    return found

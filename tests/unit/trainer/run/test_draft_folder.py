@@ -16,27 +16,11 @@ from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
 from spec_engine_vllm.serving_format import check_vllm_folder
 from spec_kit.drafting import quantise_folder, recognise
-from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.commands.evaluate import export_untrained
 from spec_trainer.run.draft_folder import check_draft, position_warning
 from spec_trainer.run.serving import serving_commands
 
 IDS = "eagle_aux_hidden_state_layer_ids"
-
-
-@pytest.fixture
-def target(tiny_llama):
-    return read_target(tiny_llama)
-
-
-@pytest.fixture
-def export(target, tmp_path):
-    def make(case):
-        plugin = plugins.load(Draft, case.partition(",")[0])
-        draft = plugin(plugin.Config(name=plugin.name, **OPTIONS[case]))
-        return export_untrained(draft, target, tmp_path / "draft")
-
-    return make
 
 
 @pytest.mark.parametrize(

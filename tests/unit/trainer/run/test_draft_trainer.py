@@ -8,13 +8,8 @@ import pytest
 from spec_core.errors import ArtifactError, RunError
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
-from spec_kit.targets.target_reader import read_target, read_target_tensors
+from spec_kit.targets.target_reader import read_target_tensors
 from spec_trainer.run.draft_trainer import export_draft
-
-
-@pytest.fixture
-def target(tiny_llama):
-    return read_target(tiny_llama)
 
 
 def weights(target):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tests.unit.trainer.run.edited_exports import LATENT, OPTIONS, _merged, edit
+from tests.unit.trainer.run.edited_exports import LATENT, OPTIONS, edit, merged
 
 from spec_core import Draft, plugins
 from spec_core.errors import ArtifactError, ConfigError, RunError
@@ -24,21 +24,6 @@ from spec_trainer.run.draft_trainer import export_draft
 
 class _Unnamed(Eagle3Draft):
     serving_methods = {}  # noqa: RUF012
-
-
-@pytest.fixture
-def target(tiny_llama):
-    return read_target(tiny_llama)
-
-
-@pytest.fixture
-def export(target, tmp_path):
-    def make(case):
-        plugin = plugins.load(Draft, case.partition(",")[0])
-        draft = plugin(plugin.Config(name=plugin.name, **OPTIONS[case]))
-        return export_untrained(draft, target, tmp_path / "draft")
-
-    return make
 
 
 def test_mixed_layers_need_the_runner_that_the_cpu_build_lacks(export, target):
@@ -156,7 +141,7 @@ def test_export_that_cannot_be_read_back_is_not_kept(target, tmp_path, monkeypat
         "one engine only": {"draft_vocab_size": None},
     }[flaw]
     fields = draft.exported_config(target)
-    monkeypatch.setattr(plugin, "exported_config", lambda self, target: _merged(fields, changes))
+    monkeypatch.setattr(plugin, "exported_config", lambda self, target: merged(fields, changes))
     weights = load_file(folder / "model.safetensors")
     with pytest.raises(RunError, match="the eagle3 draft was exported and fails the check"):
         export_draft(draft, weights, target, folder)

@@ -18,7 +18,6 @@ from spec_engine_vllm.arguments import engine_arguments
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
 from spec_kit.drafting import recognise
-from spec_kit.targets import read_target
 from spec_trainer.run.draft_folder import check_export
 from spec_trainer.run.serving import serving_commands
 
@@ -95,11 +94,6 @@ def install(tmp_path, monkeypatch):
     yield make
     for module in modules:
         sys.modules.pop(module, None)
-
-
-@pytest.fixture
-def target(tiny_llama):
-    return read_target(tiny_llama)
 
 
 @pytest.fixture

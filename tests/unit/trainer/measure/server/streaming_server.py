@@ -165,3 +165,8 @@ def streaming(**fields: Any) -> Iterator[tuple[str, Streaming]]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def of_bench(url: str, folder: object, *words: object) -> list[object]:
+    """Words of a command that asks a server the questions of the benchmark in ``folder``."""
+    return ["--server", url, "--bench", "gsm8k", "--bench-data", folder, "--json", *words]

@@ -145,9 +145,8 @@ class Dialogue(Conversation):
         last answer, with the answer's end token and without it."""
         self.prompt = self._next_prompt()
         self.sources = images_of(self.prompt)
-        if len(chat.images) > len(
-            self.sources
-        ):  # read images of later questions now, so that a bad one is found at once
+        # Images of later questions are read now, too, so that a bad one is found at once.
+        if len(chat.images) > len(self.sources):
             self.sources = encoder.image_sources(chat.images)
 
     def proceed(self, answer: list[int]) -> None:

@@ -85,12 +85,14 @@ class OpenAiServer(Resource):
         start = time.perf_counter()
         texts: list[str] = []
         times_s: list[float] = []
-        num_tokens, length = None, None
+        num_tokens = None
+        length = None
         for part in self._parts(question.path, json.dumps(fields), longest):
             if text := _text(part):
                 texts.append(text)
                 times_s.append(time.perf_counter() - start)
-            num_tokens, length = _num_tokens(part, num_tokens), _acceptance_length(part, length)
+            num_tokens = _num_tokens(part, num_tokens)
+            length = _acceptance_length(part, length)
         if num_tokens is None:
             raise EngineError(
                 f"{self.url} does not count the tokens of its answer: expected usage at "
