@@ -61,7 +61,9 @@ class ExportFormat:
                 follow_umask(file)
             if self.is_folder and chat is not None:
                 write_chat_record(output, chat)
-        except ArtifactError as error:
+        except (
+            ArtifactError
+        ) as error:  # it names a folder that the user has never seen, and that is deleted here
             raise ArtifactError(str(error).replace(f" {scratch / 'draft'} ", " ")) from error
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
