@@ -61,9 +61,8 @@ class ExportFormat:
                 follow_umask(file)
             if self.is_folder and chat is not None:
                 write_chat_record(output, chat)
-        except (
-            ArtifactError
-        ) as error:  # it names a folder that the user has never seen, and that is deleted here
+        except ArtifactError as error:
+            # It names the scratch folder, which the user has never seen.
             raise ArtifactError(str(error).replace(f" {scratch / 'draft'} ", " ")) from error
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
