@@ -1,6 +1,7 @@
 """``spec-trainer check``: each step has its own verdict; one failure hides no other."""
 
 import json
+import logging
 import multiprocessing
 from operator import methodcaller
 
@@ -95,6 +96,7 @@ def test_a_thorough_check_trains_every_draft_and_compares_it_with_the_cpus():
     detail = small_runs()["train eagle3"](CpuBackend(CpuBackend.Config(name="cpu")))
     assert detail.startswith("float32: loss differs by 0e+00, grad_norm differs by 0e+00; ")
     assert "; bfloat16: loss differs" in detail
+    assert logging.getLogger("spec_trainer").isEnabledFor(logging.WARNING), "as before"
 
 
 def test_an_unavailable_backend_is_not_touched(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +17,7 @@ from spec_processes import hide_broken_extensions
 from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from spec_core import Backend
 
@@ -43,8 +44,7 @@ def small_runs() -> dict[str, Callable[[Backend], str]]:
 def _train(draft: str, placement: str, backend: Backend) -> str:
     """Train on a target with random weights; return how far losses and gradients differ, and a step's time."""
     hide_broken_extensions()
-    logging.getLogger("spec_trainer").setLevel(logging.ERROR)  # it advises to train longer
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, _errors_only():
         root = Path(folder)
         _save_target(root / "target")
         _write_rows(root / "rows.jsonl")
@@ -62,6 +62,18 @@ def _train(draft: str, placement: str, backend: Backend) -> str:
                 raise RuntimeError(f"{dtype}: {differences}, but {bound:.0e} is the limit")
             found.append(f"{dtype}: {differences}; {1000 * rows[-1]['time_step_s']:.0f} ms per step")
         return "; ".join(found)
+
+
+@contextmanager
+def _errors_only() -> Generator[None]:
+    """Keep the trainer's warnings out of the log: it advises to train longer."""
+    log = logging.getLogger("spec_trainer")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _difference(key: str, rows: list[dict[str, Any]], expected: list[dict[str, Any]]) -> float:
