@@ -18,7 +18,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
-from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, LiveRequest
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
+from spec_kit.live_traffic.live_requests import LiveRequest
 from spec_trainer.cli.app import run
 
 from .own_server import follows_its_own_server

@@ -7,7 +7,8 @@ import pytest
 
 from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
-from spec_kit.drafting import quantise_folder, recognise
+from spec_kit.drafting import recognise
+from spec_kit.drafting.quantised_draft import quantise_folder
 from spec_kit.targets.target_reader import read_target
 
 from ..quantised_targets import write_dequantised

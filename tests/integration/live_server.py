@@ -27,7 +27,8 @@ except ImportError:  # as a program
 from collections.abc import Iterator
 
 from spec_core.records import FeatureSchema
-from spec_kit.live_traffic import LiveRequests, LiveRequestsConfig, ServerMetrics, StateRows, StatesRange
+from spec_kit.live_traffic import LiveRequests, LiveRequestsConfig, ServerMetrics, StateRows
+from spec_kit.live_traffic.served_states import StatesRange
 
 LAYERS = (1, 2, 3)
 """Layers whose states the server captures, besides the final norm's input."""

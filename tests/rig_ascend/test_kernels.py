@@ -17,8 +17,9 @@ from spec_backend_ascend.attention import (
     npu_causal_attention,
     npu_causal_attention_backward,
 )
-from spec_kit.block_drafting import BlockLayout, block_attention, norm_rotate
-from spec_kit.chain_drafting import ttt_attention, ttt_attention_backward
+from spec_kit.block_drafting import BlockLayout, block_attention
+from spec_kit.block_drafting.kernels import norm_rotate
+from spec_kit.chain_drafting.kernels import ttt_attention, ttt_attention_backward
 from spec_kit.layers import rotate
 from spec_kit.layers.plain_kernels import rms_norm, swiglu, swiglu_mlp
 

@@ -8,8 +8,9 @@ import torch
 
 from spec_draft_dflash.kernels import scaled_softmax_
 from spec_draft_dflash2.kernels import convolve
-from spec_kit.block_drafting import BlockLayout, block_attention, norm_rotate
-from spec_kit.chain_drafting import ttt_attention, ttt_attention_backward
+from spec_kit.block_drafting import BlockLayout, block_attention
+from spec_kit.block_drafting.kernels import norm_rotate
+from spec_kit.chain_drafting.kernels import ttt_attention, ttt_attention_backward
 from spec_kit.layers import plain_kernels as plain
 from spec_kit.layers.fp8 import BACKWARD, FORWARD, quantize_rows
 from spec_kit.layers.rope import rotate

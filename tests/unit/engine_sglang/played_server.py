@@ -17,7 +17,8 @@ from spec_engine_sglang.serving_capture import (
     begin_request,
     states_request_id,
 )
-from spec_kit.live_traffic import STATES_ARGUMENT, StatesRange
+from spec_kit.live_traffic import STATES_ARGUMENT
+from spec_kit.live_traffic.served_states import StatesRange
 
 LAYERS, HIDDEN, GRAPH_ROWS = (1, 3, 4), 2, 8
 """The draft reads the first two layers; the last one is the final norm's input."""

@@ -13,7 +13,8 @@ import torch
 
 from spec_engine_vllm import serving_capture
 from spec_engine_vllm.serving_capture import capture_if_asked, states_of
-from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, StatesRange, state_copies
+from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, state_copies
+from spec_kit.live_traffic.served_states import StatesRange
 
 LAYERS, HIDDEN = (1, 3, 4), 2
 """The draft reads the first two layers; the last one is the final norm's input."""

@@ -20,7 +20,7 @@ from spec_core.errors import EngineError, PeerLost, ProtocolError
 from spec_core.records import CaptureRequest, FeatureSchema
 from spec_kit.hosting import FeatureExporter
 from spec_kit.hosting.capture_controller import CaptureController
-from spec_kit.layers import decode_features
+from spec_kit.layers.fp8_features import decode_features
 from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
 from spec_processes.sockets import peer_admission
 

@@ -1,6 +1,6 @@
 """Errors in the log of a program."""
 
-from spec_kit.hosting import logged_errors
+from spec_kit.hosting.program_log import logged_errors
 
 
 def test_errors_at_the_ends_of_lines_are_found_with_their_names() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from spec_core.records import FeatureSchema
-from spec_kit.layers import decode_features, encode_features
+from spec_kit.layers import encode_features
+from spec_kit.layers.fp8_features import decode_features
 
 MAGNITUDES = torch.tensor(
     [m * 2.0**-9 for m in range(8)]

@@ -17,7 +17,8 @@ from spec_draft_eagle3.draft import Eagle3Draft
 from spec_draft_peagle.config import PEagleConfig
 from spec_draft_peagle.draft import PEagleDraft
 from spec_kit.block_drafting import BlockDraft
-from spec_kit.layers import TargetOps, first_norm
+from spec_kit.layers import TargetOps
+from spec_kit.layers.initial_weights import first_norm
 
 from ...draft_batches import denominators, make_batch, random_documents
 from ...draft_parts import CPU, make_target

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from spec_kit.live_traffic import LiveRequests, TakenRequests
-from spec_kit.live_traffic.live_requests import LiveRequestsConfig, route_of
+from spec_kit.live_traffic import LiveRequests
+from spec_kit.live_traffic.live_requests import LiveRequestsConfig, TakenRequests, route_of
 from spec_processes.sockets.http_client import LONGEST_ANSWER
 
 

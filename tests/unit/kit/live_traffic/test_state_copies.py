@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from spec_core.records import FeatureSchema
-from spec_kit.live_traffic import StateCopies, StateRows, StatesRange, StepBatch, state_copies
+from spec_kit.live_traffic import StateCopies, StateRows, StepBatch, state_copies
+from spec_kit.live_traffic.served_states import StatesRange
 from spec_kit.live_traffic.state_rows import PAGE_ROWS
 
 SCHEMA = FeatureSchema(layers=(1, 3), hidden_size=2, dtype="float32")

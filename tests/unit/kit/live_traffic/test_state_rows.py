@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from spec_core.records import FeatureSchema
-from spec_kit.live_traffic import STATES_ARGUMENT, StateRows, StatesRange, states_key
-from spec_kit.live_traffic.served_states import MOST_STATE_ROWS
+from spec_kit.live_traffic import STATES_ARGUMENT, StateRows, states_key
+from spec_kit.live_traffic.served_states import MOST_STATE_ROWS, StatesRange
 from spec_kit.live_traffic.state_rows import PAGE_ROWS
 
 SCHEMA = FeatureSchema(layers=(1, 3), hidden_size=4, dtype="bfloat16")

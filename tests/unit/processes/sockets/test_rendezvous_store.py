@@ -75,7 +75,7 @@ def sum_between_hosts(me: Rank) -> float:
     import torch
     import torch.distributed as dist
 
-    from spec_kit.collectives import prove_default_group
+    from spec_kit.collectives.gloo_members import prove_default_group
 
     with meet(me) as rendezvous, as_on_another_host(me.rank == 1):
         store = rendezvous.store("x")

@@ -8,7 +8,7 @@ import torch
 from spec_core.errors import EngineError
 from spec_core.records import FeatureSchema
 from spec_kit.hosting import HttpReplica
-from spec_kit.live_traffic import LiveRequest
+from spec_kit.live_traffic.live_requests import LiveRequest
 from spec_trainer.live import traffic
 from spec_trainer.live.kept_states import take_states
 from spec_trainer.live.traffic import Traffic, with_states

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spec_core.errors import ProtocolError
-from spec_kit.live_traffic import LiveRequest
+from spec_kit.live_traffic.live_requests import LiveRequest
 from spec_trainer.configuration.follow import FollowConfig
 from spec_trainer.live.judge import DraftRounds
 from spec_trainer.live.labels import MOST_LABELS, LabelCounts, lengths_by_label

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from spec_kit.live_traffic import LiveRequest
+from spec_kit.live_traffic.live_requests import LiveRequest
 from spec_trainer.configuration.follow import FollowConfig
 from spec_trainer.data.dataset import Sample
 from spec_trainer.live.reservoir import Reservoir

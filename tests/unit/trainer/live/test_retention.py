@@ -87,7 +87,7 @@ def test_a_restart_has_the_requests_and_the_counters(file) -> None:
 
 
 def test_a_reservoir_goes_on_as_if_it_had_not_ended(file) -> None:
-    from spec_kit.live_traffic import LiveRequest
+    from spec_kit.live_traffic.live_requests import LiveRequest
 
     def filled(reservoir: Reservoir, numbers: range) -> Reservoir:
         for number in numbers:

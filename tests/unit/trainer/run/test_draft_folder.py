@@ -15,7 +15,8 @@ from spec_engine_sglang.serving_format import check_sglang_folder
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
 from spec_engine_vllm.serving_format import check_vllm_folder
-from spec_kit.drafting import quantise_folder, recognise
+from spec_kit.drafting import recognise
+from spec_kit.drafting.quantised_draft import quantise_folder
 from spec_trainer.cli.commands.evaluate import export_untrained
 from spec_trainer.run.draft_folder import check_draft, position_warning
 from spec_trainer.run.serving import serving_commands

@@ -17,7 +17,8 @@ from spec_core import TargetSpec
 from spec_core.errors import DataError
 from spec_core.records import ImageSource
 from spec_core.wording import printable, shortened, shown
-from spec_kit.targets import TargetImages, decoded_image, media_type
+from spec_kit.targets import TargetImages, decoded_image
+from spec_kit.targets.target_images import media_type
 from spec_trainer.data.errors import BadRow, check_machine
 from spec_trainer.data.image_parts import TEXT_ONLY, TEXT_PROMPTS, reference_name
 

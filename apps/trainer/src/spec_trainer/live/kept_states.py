@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from spec_core import FeatureSender, Transport
     from spec_core.records import FeatureSchema
     from spec_kit.hosting import HttpReplica
-    from spec_kit.live_traffic import LiveRequest
+    from spec_kit.live_traffic.live_requests import LiveRequest
     from spec_trainer.run.dispatch import Capturer, SampleReference
     from spec_trainer.run.spec import RunSpec
 

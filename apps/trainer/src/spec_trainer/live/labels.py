@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from spec_kit.live_traffic import OTHER_LABEL
+from spec_kit.live_traffic.live_requests import OTHER_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,7 +17,7 @@ from spec_core.errors import ConfigError, EngineError, PluginError, ProtocolErro
 from spec_core.foreign import cause
 from spec_core.plugins import find, load
 from spec_core.resource import Resource
-from spec_kit.hosting import logged_errors
+from spec_kit.hosting.program_log import logged_errors
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE, LiveRequestsConfig
 from spec_processes import SAFE_PATH, Reaper, end_group, ending
 from spec_processes.sockets.addresses import bind, format_address, parse_address

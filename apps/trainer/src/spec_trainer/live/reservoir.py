@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_kit.live_traffic import LiveRequest
+    from spec_kit.live_traffic.live_requests import LiveRequest
     from spec_trainer.configuration.follow import FollowConfig
 
 

@@ -19,7 +19,7 @@ from spec_core import foreign_errors
 from spec_core.errors import ArtifactError, RunError, SpecError
 from spec_core.foreign import check_regular
 from spec_core.resource import Resource
-from spec_kit.live_traffic import is_label
+from spec_kit.live_traffic.live_requests import is_label
 from spec_trainer.base.disk import check_own, not_written
 from spec_trainer.live.kept_request import KeptRequest, KeptRequests
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from spec_core.records import FeatureSchema
     from spec_kit.hosting import HttpReplica
-    from spec_kit.live_traffic import LiveRequest
+    from spec_kit.live_traffic.live_requests import LiveRequest
 
 log = logging.getLogger(__name__)
 

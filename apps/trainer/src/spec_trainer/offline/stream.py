@@ -9,7 +9,7 @@ import torch
 
 from spec_core.errors import RunError
 from spec_core.resource import Resource
-from spec_kit.layers import decode_features
+from spec_kit.layers.fp8_features import decode_features
 from spec_trainer.run.feature_stream import lay_out
 
 if TYPE_CHECKING:

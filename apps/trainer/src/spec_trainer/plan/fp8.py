@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
-from spec_kit.drafting import FP8_MULTIPLE
+from spec_kit.drafting.decoder_shape import FP8_MULTIPLE
 
 if TYPE_CHECKING:
     from spec_core import TargetSpec

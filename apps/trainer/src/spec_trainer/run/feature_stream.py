@@ -14,7 +14,7 @@ import torch
 
 from spec_core.errors import DeadlineExceeded, EngineError, PeerLost, ProtocolError
 from spec_core.wording import counted
-from spec_kit.layers import decode_features
+from spec_kit.layers.fp8_features import decode_features
 from spec_trainer.data.packing import empty_batch
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pydantic import Field
 from spec_core import foreign_errors
 from spec_core.errors import ArtifactError
 from spec_core.foreign import check_regular, read_bytes
-from spec_kit.live_traffic import Label
+from spec_kit.live_traffic.live_requests import Label
 
 _LINE_BYTES = 1 << 20
 """Largest number of bytes of one row; a step's row has a few hundred."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         sample_generator,
     )
     from spec_kit.block_drafting.head import BlockHead
-    from spec_kit.block_drafting.kernels import BlockKernels, norm_rotate
+    from spec_kit.block_drafting.kernels import BlockKernels
     from spec_kit.block_drafting.metrics import GuessMetrics, loss_scale
     from spec_kit.block_drafting.proposer import BlockProposer
     from spec_kit.block_drafting.teacher import teacher_of_guesses
@@ -47,7 +47,6 @@ __all__ = [
     "choose_mask_token",
     "guess_weights",
     "loss_scale",
-    "norm_rotate",
     "sample_generator",
     "teacher_of_guesses",
 ]

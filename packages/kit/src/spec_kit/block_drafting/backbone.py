@@ -20,7 +20,7 @@ from spec_kit.block_drafting.attention import BlockLayout, KeysValues
 from spec_kit.block_drafting.block_shape import BlockConfig, BlockShape
 from spec_kit.block_drafting.blocks import Blocks
 from spec_kit.block_drafting.kernels import Angles, BlockKernels
-from spec_kit.drafting import VocabularyModule
+from spec_kit.drafting.vocabulary_module import VocabularyModule
 from spec_kit.layers import AttentionProjections, ContextRows, Mlp, RmsNorm, Rope, checkpointed, linear
 
 WORTH_A_COPY = 7 / 8

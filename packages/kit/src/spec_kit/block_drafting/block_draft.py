@@ -229,7 +229,7 @@ class BlockDraft(ServedDraft[C, S]):
 
         The head is the target's, unchanged, or some of its rows.
         """
-        from spec_kit.layers import first_norm
+        from spec_kit.layers.initial_weights import first_norm
 
         ids_V = module.choose_vocabulary(target, token_counts)
         head_VH = tensors.head_VH

@@ -11,19 +11,18 @@ from pydantic import Field, NonNegativeInt
 
 from spec_core import TargetSpec
 from spec_kit.drafting import (
-    CapturedLayers,
     DecoderConfig,
     Json,
     Shapes,
     Size,
-    VocabularyShape,
     checked,
     decoder_fields,
     end_fields,
     head_fields,
-    layer_range_problem,
-    read_layers,
 )
+from spec_kit.drafting.decoder_shape import CapturedLayers
+from spec_kit.drafting.draft_shape import layer_range_problem, read_layers
+from spec_kit.drafting.vocabulary_shape import VocabularyShape
 from spec_kit.sharding import TensorParallelHints
 
 MOST_LAYERS = 1024

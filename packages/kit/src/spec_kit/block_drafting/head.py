@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spec_core import LinearWeight, VocabularyOps
-from spec_kit.drafting import VocabularyModule
+from spec_kit.drafting.vocabulary_module import VocabularyModule
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import cache
 
 from spec_core import TargetSpec
 from spec_core.errors import TargetError
-from spec_kit.targets import tokenizer_tokens
+from spec_kit.targets.tokenizer_tokens import tokenizer_tokens
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from spec_kit.chain_drafting.attention import Places, UnrolledAttention, take_rows
     from spec_kit.chain_drafting.chain_module import ChainModule
     from spec_kit.chain_drafting.input_tokens import InputTokens
-    from spec_kit.chain_drafting.kernels import ChainKernels, ttt_attention, ttt_attention_backward
+    from spec_kit.chain_drafting.kernels import ChainKernels
     from spec_kit.chain_drafting.labels import (
         NeededRows,
         SupervisedRows,
@@ -40,6 +40,4 @@ __all__ = [
     "judged_weights",
     "step_weights",
     "take_rows",
-    "ttt_attention",
-    "ttt_attention_backward",
 ]

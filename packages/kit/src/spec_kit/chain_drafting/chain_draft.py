@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from spec_core.records import FeatureSchema
 from spec_kit.chain_drafting.chain_shape import ChainConfig, ChainShape
-from spec_kit.drafting import ServedDraft, layer_range_problem
+from spec_kit.drafting import ServedDraft
+from spec_kit.drafting.draft_shape import layer_range_problem
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,6 +76,6 @@ class ChainDraft(ServedDraft[C, S]):
         self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
         """Scale the random weights, and copy the head and the final norm from the target."""
-        from spec_kit.layers import start_from_target
+        from spec_kit.layers.initial_weights import start_from_target
 
         start_from_target(module, target, tensors, token_counts)

@@ -6,7 +6,7 @@ from typing import Any
 
 from spec_core import VocabularyOps
 from spec_kit.chain_drafting.chain_shape import ChainConfig, ChainShape
-from spec_kit.drafting import VocabularyModule
+from spec_kit.drafting.vocabulary_module import VocabularyModule
 from spec_kit.layers import DecoderKernels, linear
 
 

@@ -9,20 +9,20 @@ from pydantic import Field
 
 from spec_core import TargetSpec
 from spec_kit.drafting import (
-    CapturedLayers,
     DecoderConfig,
     DistilledLoss,
     Json,
     Shapes,
     Size,
-    VocabularyShape,
     checked,
     config_error,
     decoder_fields,
     end_fields,
     head_fields,
-    read_layers,
 )
+from spec_kit.drafting.decoder_shape import CapturedLayers
+from spec_kit.drafting.draft_shape import read_layers
+from spec_kit.drafting.vocabulary_shape import VocabularyShape
 from spec_kit.sharding import TensorParallelHints
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"

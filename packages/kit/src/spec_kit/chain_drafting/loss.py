@@ -23,7 +23,8 @@ from spec_core.records import StepOutput
 from spec_kit.chain_drafting.kernels import ChainKernels
 from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows
 from spec_kit.drafting import DistilledLoss
-from spec_kit.layers import ROW_LOSSES, Teacher, reverse_kl, score, teach, with_gradients, with_rounds
+from spec_kit.layers import ROW_LOSSES, Teacher, score, teach, with_gradients, with_rounds
+from spec_kit.layers.row_loss import reverse_kl
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,7 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.collectives.agreed_process_group import AgreedProcessGroup, Communicator
-    from spec_kit.collectives.gloo_members import prove_default_group
-    from spec_kit.collectives.gloo_ports import closed_afterwards
     from spec_kit.collectives.gloo_process_group import GlooProcessGroup
-    from spec_kit.collectives.library_process_group import LibraryProcessGroup
 else:
     __getattr__ = lazy_names(__name__, __file__)
 
@@ -17,7 +14,4 @@ __all__ = [
     "AgreedProcessGroup",
     "Communicator",
     "GlooProcessGroup",
-    "LibraryProcessGroup",
-    "closed_afterwards",
-    "prove_default_group",
 ]

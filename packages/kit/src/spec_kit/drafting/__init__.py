@@ -3,8 +3,6 @@
 from typing import TYPE_CHECKING
 
 from spec_kit.drafting.decoder_shape import (
-    FP8_MULTIPLE,
-    CapturedLayers,
     DecoderConfig,
     DecoderShape,
     DistilledLoss,
@@ -28,13 +26,12 @@ from spec_kit.drafting.draft_files import (
     write_draft,
 )
 from spec_kit.drafting.draft_folder import recognise
-from spec_kit.drafting.draft_shape import DraftShape, head_fields, layer_range_problem, read_layers
+from spec_kit.drafting.draft_shape import DraftShape, head_fields
 from spec_kit.drafting.latent_shape import LatentShape
-from spec_kit.drafting.quantised_draft import QUANTISATION, QUANTISED_DTYPES, quantise_folder
+from spec_kit.drafting.quantised_draft import QUANTISATION
 from spec_kit.drafting.served_draft import ServedDraft
 from spec_kit.drafting.speculators_layout import write_speculators
 from spec_kit.drafting.step_cost import FROZEN, TEACHER, TRAINED, StepCost, num_weights
-from spec_kit.drafting.vocabulary_shape import VocabularyShape
 from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -42,19 +39,15 @@ if TYPE_CHECKING:
     from spec_kit.drafting.drawing import uniform_numbers
     from spec_kit.drafting.guesses import Guesses
     from spec_kit.drafting.verification import Verdict, distribution, verify_greedy, verify_sampled
-    from spec_kit.drafting.vocabulary_module import VocabularyModule
 else:
     __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
-    "FP8_MULTIPLE",
     "FROZEN",
     "QUANTISATION",
-    "QUANTISED_DTYPES",
     "TEACHER",
     "TRAINED",
     "BatchProposer",
-    "CapturedLayers",
     "DecoderConfig",
     "DecoderShape",
     "DistilledLoss",
@@ -70,8 +63,6 @@ __all__ = [
     "Size",
     "StepCost",
     "Verdict",
-    "VocabularyModule",
-    "VocabularyShape",
     "architectures",
     "as_served",
     "check_served",
@@ -81,13 +72,10 @@ __all__ = [
     "distribution",
     "end_fields",
     "head_fields",
-    "layer_range_problem",
     "num_weights",
     "parallel_mask_token",
     "present",
-    "quantise_folder",
     "read_config",
-    "read_layers",
     "recognise",
     "section",
     "uniform_numbers",

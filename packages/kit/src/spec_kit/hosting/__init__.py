@@ -12,7 +12,6 @@ from spec_kit.hosting.futures import then
 from spec_kit.hosting.image_fields import image_fields, image_of_fields
 from spec_kit.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
 from spec_kit.hosting.program_arguments import unreserved
-from spec_kit.hosting.program_log import logged_errors
 from spec_kit.hosting.program_replicas import DRAFT_TOKEN_VARIABLE, CapturedRows, HttpReplica, ProgramReplica
 from spec_kit.hosting.subprocess_engine import SubprocessEngine
 from spec_kit.hosting.subprocess_main import EngineLink
@@ -48,7 +47,6 @@ __all__ = [
     "image_fields",
     "image_of_fields",
     "installed_version",
-    "logged_errors",
     "probe_version",
     "shard_products",
     "sum_of_shards",

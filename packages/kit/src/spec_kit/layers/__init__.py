@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from spec_kit.layers.context_rows import ContextRows
     from spec_kit.layers.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
     from spec_kit.layers.fp8 import Fp8Layers, use_fp8_head
-    from spec_kit.layers.fp8_features import decode_features, encode_features
-    from spec_kit.layers.initial_weights import first_norm, start_from_target
+    from spec_kit.layers.fp8_features import encode_features
     from spec_kit.layers.latent_attention import LatentAttention
     from spec_kit.layers.loss_parts import (
         LabelColumns,
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from spec_kit.layers.plain_kernels import DecoderKernels, Distribution, RmsNorm, softmax
     from spec_kit.layers.rope import Rope, rotate
     from spec_kit.layers.rounds import with_rounds
-    from spec_kit.layers.row_loss import ROW_LOSSES, Teacher, reverse_kl, score, teach
+    from spec_kit.layers.row_loss import ROW_LOSSES, Teacher, score, teach
     from spec_kit.layers.sequence_caches import cached_attention, extended_caches, new_positions
     from spec_kit.layers.target_ops import TargetOps
 else:
@@ -47,20 +46,16 @@ __all__ = [
     "as_wide",
     "cached_attention",
     "checkpointed",
-    "decode_features",
     "encode_features",
     "extended_caches",
-    "first_norm",
     "linear",
     "new_positions",
     "probabilities",
-    "reverse_kl",
     "rotate",
     "rows_of_pieces",
     "score",
     "sharded_logsumexp_argmax",
     "softmax",
-    "start_from_target",
     "teach",
     "use_fp8_head",
     "with_gradients",

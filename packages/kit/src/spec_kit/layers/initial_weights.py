@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spec_core import TargetSpec, TargetTensors
-from spec_kit.drafting import VocabularyModule
+from spec_kit.drafting.vocabulary_module import VocabularyModule
 from spec_kit.layers.decoder_parts import INIT_STD
 
 MATRIX_GAIN = 0.5

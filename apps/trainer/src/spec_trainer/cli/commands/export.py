@@ -45,7 +45,8 @@ def export_checkpoint(
     an engine's format. ``quantisation``: how to write the layers' matrices in 8 bits.
     """
     from spec_kit.drafting.draft_folder import recognise
-    from spec_kit.targets import check_outside, read_target
+    from spec_kit.targets import read_target
+    from spec_kit.targets.target_copy import check_outside
 
     meta = check_whole(checkpoint)
     if os.path.lexists(output):

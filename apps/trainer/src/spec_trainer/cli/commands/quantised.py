@@ -12,7 +12,8 @@ from safetensors import SafetensorError
 
 from spec_core import Draft, TargetSpec
 from spec_core.errors import ConfigError
-from spec_kit.drafting import QUANTISED_DTYPES, ServedDraft, quantise_folder, recognise
+from spec_kit.drafting import ServedDraft, recognise
+from spec_kit.drafting.quantised_draft import QUANTISED_DTYPES, quantise_folder
 from spec_trainer.base.disk import follow_umask, new_folder, not_written
 from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.configuration.chat import ChatConfig

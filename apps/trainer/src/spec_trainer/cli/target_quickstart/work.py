@@ -106,7 +106,8 @@ def _starts_slowly(machine: Machine, options: EngineOptions) -> bool:
 
 def check_request(request: TargetQuickstart) -> Work:
     """Return the Work of a request. Raise UsageError, one line, if something is wrong; create nothing."""
-    from spec_kit.targets import check_target_tensors, read_target
+    from spec_kit.targets import read_target
+    from spec_kit.targets.target_reader import check_target_tensors
 
     machine = look_at_machine(request.backend)
     draft_type = load_available(Draft, request.draft)

@@ -14,7 +14,7 @@ from spec_core import foreign_errors
 from spec_core.errors import EngineError
 from spec_core.resource import Resource
 from spec_core.wording import one_line, shortened, shown
-from spec_kit.live_traffic import LEARN_HEADER
+from spec_kit.live_traffic.live_requests import LEARN_HEADER
 from spec_processes.sockets import HttpClient, check_secret
 from spec_trainer.measure.evaluation.latency import AnswerTimes
 from spec_trainer.measure.server.metrics_reader import read_counters
