@@ -209,6 +209,8 @@ class HttpClient(Resource):
         if isinstance(error, TimeoutError):
             return f"no whole answer came within {timeout_s:g} s"
         if isinstance(error, h11.RemoteProtocolError):  # its text quotes received bytes
+            if str(error).startswith("peer closed connection"):
+                return f"it broke off its answer: {error}; the server's own output may say why"
             return f"it speaks no HTTP: {shortened(str(error), _LONGEST_QUOTE)}; {self._hint}"
         return f"{cause(error)}; {self._hint}" if isinstance(error, OSError) else cause(error)
 

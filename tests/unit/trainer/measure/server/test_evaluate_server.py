@@ -76,6 +76,13 @@ def test_no_question_is_kept_by_a_server_that_keeps_every_request(evaluate, benc
     assert kept.take()["left_out"] == {"opted_out": len(served.bodies)}
 
 
+def test_answers_without_any_token_are_no_pass_to_measure(evaluate, bench):
+    with streaming() as (url, _), streaming(parts_of=lambda prompt: []) as (baseline, _):
+        code, out, error = evaluate(*of_bench(url, bench, "--baseline-server", baseline))
+    assert (code, out) == (1, "")
+    assert f"{baseline} says that its answers have no tokens (5)" in error
+
+
 def test_a_baseline_gives_speed_up_and_equal_texts(evaluate, bench):
     with streaming() as (url, _), streaming(speculates=False) as (baseline, _):
         words = of_bench(url, bench, "--baseline-server", f"{baseline}/v1")

@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from spec_core.errors import EngineError
 from spec_trainer.measure.evaluation.latency import describe_times
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ def measure_load(
     start = time.perf_counter()
     answers = ask_at_once(server, asked, options, concurrency)
     seconds = time.perf_counter() - start
+    if not any(answer.num_tokens for answer in answers):
+        raise EngineError(
+            f"{server.url} says that its answers have no tokens ({len(answers)}), so it has no speed: ask others"
+        )
     counted = None if before is None else _counted_since(server, before, answers)
     return ServedPass(answers=answers, seconds=seconds, counted=counted)
 
