@@ -124,7 +124,7 @@ class Servers:
                 port, log = free_port(), self._options.folder / f"server-{name}.log"
                 stack = ExitStack()
                 command = COMMANDS[self._options.server](self._options, name, port)
-                env = {**on_device(0), **self._environment, **_environment(self._options, name)}
+                env = {**on_device(0), **self._environment, **server_environment(self._options, name)}
                 server = stack.enter_context(program(command, log, env, answers=False))
                 self._running[name] = stack, server, port, log
 
@@ -201,7 +201,7 @@ def sglang_command(options: argparse.Namespace, name: str, port: int) -> list[st
 COMMANDS = {"vllm": vllm_command, "sglang": sglang_command}
 
 
-def _environment(options: argparse.Namespace, name: str) -> dict[str, str]:
+def server_environment(options: argparse.Namespace, name: str) -> dict[str, str]:
     cache = {
         "VLLM_CACHE_ROOT": str(options.cache / name)
     }  # two servers that compile the same never share a file

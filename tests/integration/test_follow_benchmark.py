@@ -235,7 +235,7 @@ def test_a_draft_that_follows_is_judged_by_its_way_to_the_draft_of_the_new_kind(
 
 
 def test_servers_differ_by_their_draft_and_by_what_they_store(tmp_path):
-    from follow_servers import _environment, sglang_command, vllm_command
+    from follow_servers import server_environment, sglang_command, vllm_command
 
     options = SimpleNamespace(
         draft="eagle3",
@@ -260,5 +260,5 @@ def test_servers_differ_by_their_draft_and_by_what_they_store(tmp_path):
     assert "EAGLE3" in of_sglang["plain"]
     assert "--speculative-algorithm" not in of_sglang["no-draft"]
     assert "NGRAM" in of_sglang["ngram"]
-    assert json.loads(_environment(options, "live")["SPEC_LIVE_REQUESTS"]) == {"share": 0.1}
-    assert _environment(options, "plain")["SPEC_LIVE_REQUESTS"] == ""
+    assert json.loads(server_environment(options, "live")["SPEC_LIVE_REQUESTS"]) == {"share": 0.1}
+    assert server_environment(options, "plain")["SPEC_LIVE_REQUESTS"] == ""

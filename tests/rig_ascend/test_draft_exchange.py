@@ -6,12 +6,12 @@ import torch
 
 from ..unit.engine_vllm.test_tensor_exchange import (  # noqa: F401 (fixtures, and a test that runs here too)
     Planted,
-    _small_spans,
     exchange_of,
     live,
     owned,
     plant,
     same,
+    small_spans,
     spare,
     steps_of,
     target,

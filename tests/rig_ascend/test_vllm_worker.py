@@ -110,13 +110,13 @@ def test_its_states_are_those_of_transformers(tiny_llama, tmp_path):
 def served(me, target, draft, update):
     """Return the answers with the draft, those after the update, and the tensors that then serve."""
     from spec_engine_vllm.vllm_ranks import EXTENSION
-    from spec_engine_vllm.worker_extension import _slot
+    from spec_engine_vllm.worker_extension import draft_slot
 
     config = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 3}
     llm = start(target, speculative_config=config, worker_extension_cls=EXTENSION)
     before, [worker] = run(llm, 12), [llm.llm_engine.model_executor.driver_worker.worker]
     assert worker.spec_draft("status") is not None
-    slot = _slot(worker)
+    slot = draft_slot(worker)
     if update is not None:
         slot.make_blank()
         slot.load(iter(load_file(update / "model.safetensors").items()))

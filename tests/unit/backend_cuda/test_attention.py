@@ -11,7 +11,7 @@ from spec_backend_cuda.attention import (
     flash_attention_of_pieces,
     flash_attention_of_pieces_backward,
 )
-from spec_testing.backend_suite import _dense_attention
+from spec_testing.backend_suite import attention_reference
 
 
 @pytest.fixture(params=[1 << 28, 300], ids=["one chunk", "many chunks"])
@@ -27,7 +27,7 @@ def test_equals_dense_attention(bounds, dtype, value_width, chunks):
     shapes = (4, 24), (2, 24), (2, value_width), (4, value_width)
     q, k, v, grad = (torch.randn(9, *shape, generator=generator, dtype=dtype) for shape in shapes)
     wide = tuple(tensor.double().requires_grad_() for tensor in (q, k, v))
-    out, lse = _dense_attention(*wide, bounds)
+    out, lse = attention_reference(*wide, bounds)
     expected = torch.autograd.grad(out, wide, grad.double(), allow_unused=True, materialize_grads=True)
     got_out, got_lse = flash_attention(q, k, v, bounds)
     got = flash_attention_backward(grad, (q, k, v, got_out, got_lse), bounds)
@@ -64,7 +64,7 @@ def test_pieces_equal_the_same_rows_of_dense_attention(chunks):
     rows = [row for _, first, stop in pieces for row in range(first, stop)]
     q, k, v, grad = (torch.randn(13, heads, 8, dtype=torch.float64) for heads in (4, 2, 2, 4))
     wide = tuple(tensor.requires_grad_() for tensor in (q, k, v))
-    out, lse = _dense_attention(*wide, bounds)
+    out, lse = attention_reference(*wide, bounds)
     expected = list(torch.autograd.grad(out[rows], wide, grad[rows]))
     expected[0] = expected[0][rows]
     own = (q[rows].detach(), k.detach(), v.detach())
@@ -82,7 +82,7 @@ def test_a_window_equals_dense_attention_with_a_mask(window, chunks):
     bounds = [(0, 4), (4, 13)]
     q, k, v, grad = (torch.randn(13, heads, 8, dtype=torch.float64) for heads in (4, 2, 2, 4))
     wide = tuple(tensor.requires_grad_() for tensor in (q, k, v))
-    out, lse = _dense_attention(*wide, bounds, window)
+    out, lse = attention_reference(*wide, bounds, window)
     plain = tuple(tensor.detach() for tensor in wide)
     got_out, got_lse = flash_attention(*plain, bounds, window)
     got = flash_attention_backward(grad, (*plain, got_out, got_lse), bounds, window)
@@ -155,7 +155,7 @@ def test_packed_pieces_are_put_back_where_they_were(packed_kernel, pieces):
         whole_q = torch.zeros(stop - start, 4, 8, dtype=torch.float64)
         mine = q[position : position + stop - first]
         whole_q = torch.cat([whole_q[: first - start], mine])
-        attended, _ = _dense_attention(whole_q, k[start:stop], v[start:stop], [(0, stop - start)])
+        attended, _ = attention_reference(whole_q, k[start:stop], v[start:stop], [(0, stop - start)])
         expected.append(attended[first - start :])
         position += stop - first
     torch.testing.assert_close(out, torch.cat(expected))
@@ -203,7 +203,7 @@ def test_padded_documents_equal_dense_attention(padded_kernel, bounds):
     shapes = (4, 8), (2, 8), (2, 6), (4, 6)
     q, k, v, grad = (torch.randn(16, *shape, dtype=torch.float64) for shape in shapes)
     wide = tuple(tensor.requires_grad_() for tensor in (q, k, v))
-    out, lse = _dense_attention(*wide, bounds)
+    out, lse = attention_reference(*wide, bounds)
     rows = [row for bound in bounds for row in range(*bound)]
     own = tuple(tensor.detach() for tensor in (q, k, v))
     got_out, got_lse = flash_attention(*own, bounds)
@@ -223,7 +223,7 @@ def test_a_padded_document_may_be_a_part_of_all_keys(padded_kernel):
     out, lse = flash_attention_of_pieces(q, k, v, [(0, 0, 8)])
     got = flash_attention_of_pieces_backward(grad, (q, k, v, out, lse), [(0, 0, 8)])
     wide = tuple(tensor.requires_grad_() for tensor in (q, k, v))
-    attended, _ = _dense_attention(q, k[:8], v[:8], [(0, 8)])
+    attended, _ = attention_reference(q, k[:8], v[:8], [(0, 8)])
     torch.testing.assert_close(out, attended)
     torch.testing.assert_close(got, torch.autograd.grad(attended, wide, grad))
 

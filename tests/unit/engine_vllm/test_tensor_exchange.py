@@ -47,7 +47,7 @@ class Draft(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _small_spans(monkeypatch) -> None:
+def small_spans(monkeypatch) -> None:
     """Most tensors take several of them."""
     monkeypatch.setattr(tensor_exchange, "_SPAN_BYTES", 9)
 

@@ -30,7 +30,7 @@ VERSIONS = f">=0.5.16,{BEFORE}"
 
 
 @cache
-def _warn(message: str) -> None:
+def warn_once(message: str) -> None:
     """Log a warning only once, because a command checks the same export several times."""
     log.warning("%s", message)
 
@@ -42,7 +42,7 @@ class SglangServing(Serving):
         """Raise ArtifactError if no supported SGLang can serve the export; warn of ``image_warning``."""
         check_sglang_folder(folder, target)
         if warning := image_warning(folder, target):
-            _warn(warning)
+            warn_once(warning)
 
     def availability(self, target: TargetSpec, draft: Draft) -> Availability:
         """Return whether an SGLang that can serve the draft's exports is installed here (V2)."""

@@ -42,11 +42,12 @@ def _rank_of(worker: Any) -> DraftRank:
     if not hasattr(worker, _RANK):
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-        setattr(worker, _RANK, DraftRank(lambda: _slot(worker), get_tensor_model_parallel_rank()))
+        setattr(worker, _RANK, DraftRank(lambda: draft_slot(worker), get_tensor_model_parallel_rank()))
     return getattr(worker, _RANK)
 
 
-def _slot(worker: Any) -> VllmDraftSlot:
+def draft_slot(worker: Any) -> VllmDraftSlot:
+    """Return the slot of the draft that this worker runs, over the weights of its model."""
     from spec_engine_vllm.vllm_draft_slot import VllmDraftSlot
     from spec_kit.targets import read_target
     from spec_kit.weight_sync import DraftLayout

@@ -230,7 +230,7 @@ class BackendSuite(ConformanceSuite):
         # 9 tokens, 4 query heads and 2 key heads of width 32, the smallest width that every kernel supports.
         q, k, v, grad = (torch.randn(9, heads, 32, generator=generator) for heads in (4, 2, 2, 4))
         wide = (q.double().requires_grad_(), k.double().requires_grad_(), v.double().requires_grad_())
-        out, lse = _dense_attention(*wide, bounds, window)
+        out, lse = attention_reference(*wide, bounds, window)
         expected = torch.autograd.grad(out, wide, grad.double(), allow_unused=True, materialize_grads=True)
         q, k, v, grad = (tensor.to(device) for tensor in (q, k, v, grad))
         got_out, got_lse = forward(q, k, v, bounds, window)
@@ -254,7 +254,7 @@ class BackendSuite(ConformanceSuite):
         rows = [row for _, first, stop in pieces for row in range(first, stop)]
         q, k, v, grad = (torch.randn(12, heads, 32, generator=generator) for heads in (4, 2, 2, 4))
         wide = (q.double().requires_grad_(), k.double().requires_grad_(), v.double().requires_grad_())
-        out, lse = _dense_attention(*wide, bounds)
+        out, lse = attention_reference(*wide, bounds)
         expected = list(torch.autograd.grad(out[rows], wide, grad[rows].double()))
         expected[0] = expected[0][rows]
         for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
@@ -304,7 +304,7 @@ def _transport_or_refusal(backend: Backend, placement: Placement) -> Transport |
         return refusal
 
 
-def _dense_attention(
+def attention_reference(
     q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]], window: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return output [T, heads, head_dim] and log-sum-exp [T, heads] of attention with an explicit mask.

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from spec_core.errors import DeadlineExceeded, PeerLost
-from spec_processes.sockets.rendezvous import TcpRendezvous, _store_file
+from spec_processes.sockets.rendezvous import TcpRendezvous, store_file
 from spec_testing.processes import Rank, run_ranks
 
 TOKEN, LONG_S, SHORT_S = "a secret of the run", 15.0, 0.5
@@ -120,7 +120,7 @@ def test_another_user_cannot_open_the_file_of_a_store():
 
 def store_of_another_user(me: Rank) -> tuple[bool, str]:
     with meet(me) as rendezvous:
-        file = rendezvous.broadcast(_store_file()[0].encode(), src=0).decode()
+        file = rendezvous.broadcast(store_file()[0].encode(), src=0).decode()
         if me.rank == 1:
             os.setuid(65534)
         store = rendezvous.store("x")
@@ -138,7 +138,7 @@ def let_the_store_go(me: Rank) -> None:
     with meet(me) as rendezvous:
         store = rendezvous.store("x")
         store.set(f"of {me.rank}", "")
-        file = rendezvous.broadcast(_store_file()[0].encode(), src=0).decode()
+        file = rendezvous.broadcast(store_file()[0].encode(), src=0).decode()
     if me.rank == 1:
         deadline = time.monotonic() + LONG_S
         while os.access(file, os.F_OK):

@@ -10,7 +10,7 @@ from tests.unit.trainer.run.edited_exports import OPTIONS, SMALL_SELECTOR, edit
 from spec_core import Draft, plugins
 from spec_core.errors import ArtifactError
 from spec_engine_llamacpp.serving_format import check_llamacpp_export
-from spec_engine_sglang.serving import _warn
+from spec_engine_sglang.serving import warn_once
 from spec_engine_sglang.serving_format import check_sglang_folder
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
@@ -168,7 +168,7 @@ def test_an_anchor_that_vllm_reads_from_a_later_version_on(export, target, layou
 
 
 def test_embeddings_of_images_decide_which_engine_serves_and_which_one_is_warned_of(target, tmp_path, caplog):
-    _warn.cache_clear()  # of another test
+    warn_once.cache_clear()  # of another test
     seeing, plugin = replace(target, image_token_id=96), plugins.load(Draft, "eagle3")
     made = {}
     for kind, engines in (("merged", {"sglang"}), ("placeholder", {"sglang", "vllm"})):

@@ -54,7 +54,7 @@ alive."""
 
 
 @functools.cache
-def _store_file() -> tuple[str, str]:
+def store_file() -> tuple[str, str]:
     """Create a file in memory; return the path by which this user's processes open it, and its name.
 
     The file has no other path, and the kernel lets no other user open it.
@@ -161,7 +161,7 @@ class TcpRendezvous(Rendezvous):
         """
         from torch.distributed import FileStore, PrefixStore
 
-        mine = [*_store_file(), secrets.token_hex(8)] if self.rank == 0 else []
+        mine = [*store_file(), secrets.token_hex(8)] if self.rank == 0 else []
         file, file_name, namespace = self.all_gather_json(mine)[0]
         if all(self.all_gather_json(_sees(file, file_name))):
             store = FileStore(_opened(file))
