@@ -119,12 +119,16 @@ def test_what_llamacpp_would_misread_is_refused_in_one_line(
         serving.command(target, draft, folder, 2)
 
 
-def test_an_mtp_head_belongs_into_its_target(own_gguf, tiny_llama, draw, tmp_path):
-    folder = draw("eagle3", **PLAIN)
-    fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(fields | {"architectures": ["Qwen3_5MTP"]}))
+def test_an_mtp_head_with_experts_belongs_into_its_target(own_gguf, make_target, tmp_path):
+    experts = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    target = read_target(
+        make_target(
+            "qwen3_5_moe_text", num_experts_per_tok=2, mtp_num_hidden_layers=1, **experts, **RECURRENT
+        )
+    )
+    folder = draw_draft(tmp_path / "draft", target, 0, "mtp")
     with pytest.raises(ArtifactError, match="--whole-target"):
-        write_draft_gguf(folder, read_target(tiny_llama), own_gguf, tmp_path / "draft.gguf", "f16")
+        write_draft_gguf(folder, target, own_gguf, tmp_path / "draft.gguf", "f16")
 
 
 def test_an_mtp_head_is_one_more_layer_beside_the_targets_embedding_and_head(make_target, tmp_path):
@@ -261,3 +265,31 @@ def test_the_targets_file_is_the_only_one_in_its_folder_or_named(tiny_llama, own
     ):
         with pytest.raises(ConfigError, match=problem):
             serving.write(config, target, draft, folder, tmp_path / "draft.gguf")
+
+
+@pytest.mark.parametrize("algorithm", ["eagle3", "dflash"])
+def test_settings_under_names_of_other_projects_are_read(own_gguf, tiny_llama, draw, tmp_path, algorithm):
+    folder = draw(algorithm, **(PLAIN if algorithm == "eagle3" else BLOCK))
+    target, own, other = read_target(tiny_llama), tmp_path / "own.gguf", tmp_path / "other.gguf"
+    fields = json.loads((folder / "config.json").read_text())
+    rope = fields["rope_parameters"] = {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}
+    (folder / "config.json").write_text(json.dumps(fields))
+    write_draft_gguf(folder, target, own_gguf, own, "f32")
+    for key in ("rope_parameters", "target_hidden_size", "eagle_aux_hidden_state_layer_ids", "head_dim"):
+        fields.pop(key, None)
+    fields |= {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "linear", "factor": 4.0}}
+    if algorithm == "eagle3":
+        fields["architectures"] = ["LlamaForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(fields))
+    write_draft_gguf(folder, target, own_gguf, other, "f32")
+    assert other.read_bytes() == own.read_bytes()
+
+
+def test_causal_blocks_that_only_the_nested_section_names_are_refused(own_gguf, tiny_llama, draw, tmp_path):
+    folder = draw("dflash", **BLOCK)
+    fields = json.loads((folder / "config.json").read_text())
+    del fields["is_causal"]
+    fields["dflash_config"]["causal"] = True
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ArtifactError, match="looks back alone inside a block"):
+        write_draft_gguf(folder, read_target(tiny_llama), own_gguf, tmp_path / "draft.gguf", "f32")

@@ -23,7 +23,7 @@ from spec_engine_llamacpp.serving_format import (
     served_architecture,
 )
 from spec_engine_llamacpp.target_gguf import read_target_gguf
-from spec_kit.drafting import read_config
+from spec_kit.drafting import recognise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -98,7 +98,7 @@ def write_draft_gguf(
     from gguf import GGUFWriter
 
     check_llamacpp_folder(folder, target)
-    fields = read_config(folder) or {}
+    fields = recognise(folder, target).exported_config(target)
     architecture = served_architecture(fields)
     own = read_target_gguf(target_gguf, target)
     with foreign_errors(ArtifactError, f"draft {folder} cannot be written as {output}"):

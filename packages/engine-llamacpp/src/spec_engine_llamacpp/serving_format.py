@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_core import Draft, TargetSpec
-from spec_core.errors import ConfigError
+from spec_core.errors import ArtifactError, ConfigError
 from spec_kit.drafting import (
     QUANTISATION,
     Flaw,
@@ -21,6 +21,7 @@ from spec_kit.drafting import (
     check_served,
     parallel_mask_token,
     present,
+    recognise,
 )
 
 CHAIN = "LlamaForCausalLMEagle3"
@@ -66,8 +67,14 @@ def served_architecture(fields: Json) -> str:
 
 
 def check_llamacpp_folder(folder: Path, target: TargetSpec) -> None:
-    """Raise a one-line ArtifactError if llama.cpp would refuse the draft's folder or misread it."""
-    check_served("llama.cpp", (*_FLAWS, *_TARGET_FLAWS), folder, target)
+    """Raise a one-line ArtifactError if llama.cpp would refuse the draft's folder or misread it.
+
+    The folder may have another project's names of settings; its plugin knows their meaning.
+    """
+    check_served("llama.cpp", (*_FLAWS, _WHOLE_TARGET), folder, target)
+    planned = ServedFolder.planned(recognise(folder, target), target)
+    if flaw := planned.first_of((*_FLAWS, *_TARGET_FLAWS)):
+        raise ArtifactError(f"draft {folder} cannot be served by llama.cpp: {flaw.problem}")
 
 
 def check_llamacpp_export(folder: Path, target: TargetSpec) -> None:
@@ -166,16 +173,16 @@ _FLAWS = (
         lambda draft: draft.fields.get("markov_head_type", "vanilla") != "vanilla",
     ),
 )
+_WHOLE_TARGET = Flaw(
+    "it is a whole target, which llama.cpp's own converter turns into GGUF, with its MTP head",
+    lambda draft: _is_head(draft) and any(not name.startswith("mtp.") for name in draft.tensors),
+)
 _TARGET_FLAWS = (
     Flaw(
         "its architecture is none of those that can be written as a GGUF file of its own (Eagle3, DFlash, DFlash2, "
         "DSpark, the MTP head of a dense Qwen3.5); another MTP head goes into its target (spec-trainer export "
         "--whole-target), which llama.cpp's own converter turns into GGUF",
         lambda draft: draft.architectures.isdisjoint(METHODS),
-    ),
-    Flaw(
-        "it is a whole target, which llama.cpp's own converter turns into GGUF, with its MTP head",
-        lambda draft: _is_head(draft) and any(not name.startswith("mtp.") for name in draft.tensors),
     ),
     Flaw(
         "llama.cpp captures no layers of a target of this type, and ends at the first request (it captures those of "
