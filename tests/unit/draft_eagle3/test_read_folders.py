@@ -52,6 +52,16 @@ def test_norms_are_the_default_of_a_fresh_draft_and_null_is_without(tmp_path):
     assert norms(Eagle3Config(fc_norm=None)) == (False, True)
 
 
+def test_null_rotary_parameters_count_as_absent(tmp_path):
+    target = make_target()
+    export(tmp_path, target)
+    expected = Eagle3Draft.from_folder(tmp_path).shape(target).rotary_values
+    edit_fields(tmp_path, rope_parameters={"rope_type": None, "rope_theta": None, "factor": None})
+    draft = Eagle3Draft.from_folder(tmp_path)
+    draft.build(target, make_tensors(target), None)
+    assert draft.shape(target).rotary_values == expected
+
+
 def test_init_from_refuses_other_layers(tmp_path):
     export(tmp_path, **REDUCED)
     with pytest.raises(TargetError, match="contradicts"):

@@ -46,6 +46,7 @@ class TestPEagleFolder(DraftFolderSuite):
         ({"pard_token": 29}, "mask_token_id=29 is not below"),
         ({"draft_vocab_size": 30}, "exceeds the target's 29"),
         ({"num_hidden_layers": 3}, "lacks layers.2"),
+        ({"num_hidden_layers": 1025}, "num_hidden_layers=1025, expected less than or equal to 1024"),
     )
 
 

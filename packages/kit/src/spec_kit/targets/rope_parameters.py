@@ -77,9 +77,10 @@ def rope_problem(rope: Mapping[str, Any], head_dim: int) -> str | None:
 def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``rope_parameters`` of a config.json, or compute them from an older file's separate fields.
 
-    Older files have ``rope_theta`` and ``rope_scaling``.
+    Older files have ``rope_theta`` and ``rope_scaling``. In any of them null means the same as an absent value.
     """
-    rope: dict[str, Any] = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    stored: dict[str, Any] = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    rope = {key: value for key, value in stored.items() if value is not None}
     rope.setdefault("rope_type", rope.pop("type", "default"))
     for key in ("rope_theta", "partial_rotary_factor"):
         if fields.get(key) is not None:
