@@ -58,3 +58,18 @@ def test_logits_are_those_of_each_text_alone(make_target, shape, gaps):
         inside = own_BL.cummax(dim=1).values & ~own_BL
         most = max(most, int(inside.sum()))
     assert (most > 0) == gaps
+
+
+def test_a_long_prompt_does_not_pad_the_others(make_target, monkeypatch):
+    monkeypatch.setattr("spec_engine_hf.session._MOST_TOKENS", 100)
+    draw, sizes = random.Random(7), []
+    model = HfModel(read_target(make_target("llama")), torch.device("cpu"), "float32")
+    model.causal_lm.register_forward_pre_hook(lambda _, args: sizes.append(args[0].shape))
+    session, texts = model.session(), [text_of(draw, length) for length in (9, 1, 40)]
+    session.prefill(texts)
+    assert sizes == [(1, 9), (1, 1), (1, 40)]
+    session.keep([1, 1, 1])
+    assert_as_alone(model, session, texts, [text_of(draw, NEW) for _ in texts])
+    sizes.clear()
+    session.prefill([text_of(draw, length) for length in (3, 20)])
+    assert sizes == [(2, 20)]

@@ -15,6 +15,9 @@ from spec_core.records import images_of
 from spec_engine_hf.hf_model import HfModel, target_errors
 from spec_engine_hf.kv_cache import KvCache
 
+_MOST_TOKENS = 8192
+"""Largest number of tokens of a forward pass over several prompts, padding included."""
+
 
 class Session:
     """Sequences that share one KV cache; only one sequence if layers of the target cannot drop tokens."""
@@ -38,9 +41,11 @@ class Session:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
         """Add prompts to the running sequences; return their last logits [B, 1, V] and their states [T, N, H].
 
-        The last token of each prompt counts as appended. A prompt with images has a forward pass of its own.
+        The last token of each prompt counts as appended. Prompts with images or of many tokens have a forward pass
+        each: one long prompt would pad all others to its length.
         """
-        if len(prompts) > 1 and any(map(images_of, prompts)):
+        alone = any(map(images_of, prompts)) or len(prompts) * max(map(len, prompts)) > _MOST_TOKENS
+        if len(prompts) > 1 and alone:
             parts = [self.prefill([prompt]) for prompt in prompts]
             return torch.cat([logits for logits, _ in parts]), [part for _, own in parts for part in own]
         if len(self._cache):
