@@ -135,11 +135,12 @@ def test_a_card_needs_a_draft_that_is_evaluated(command_line, rows_file, words):
     assert "--card with --" in command_line("evaluate", *words, "--prompts", rows_file, "--card").error
 
 
-def test_a_converted_draft_has_a_card_of_its_own(command_line, draft, hub_target, tmp_path):
+@pytest.mark.parametrize("layout", [[], ["--format", "speculators"]], ids=str)
+def test_a_converted_draft_has_a_card_of_its_own(command_line, draft, hub_target, tmp_path, layout):
     theirs = as_specforge(draft, hub_target, tmp_path / "theirs")
     (theirs / "README.md").write_text("---\nlicense: mit\n---\nTheirs.\n")
     words = ("convert", "--draft-model", theirs, "--target", hub_target, "--output", tmp_path / "ours")
-    assert command_line(*words).code == 0
+    assert command_line(*words, *layout).code == 0
     front, text = card_of(tmp_path / "ours")
     assert front["tags"][1] == "eagle3"
     assert "## Training" not in text

@@ -106,12 +106,20 @@ def test_the_report_has_sizes_and_the_acceptance_length_before_and_after(
     assert f"## In 8 bits\n\n- {sizes[0]}\n- {lengths[0]}\n" in (folder / "README.md").read_text()
 
 
+def test_without_prompts_no_acceptance_length_is_printed(command_line, trained, tmp_path):
+    words = ("--checkpoint", trained, "--output", tmp_path / "draft", "--dtype", "int8")
+    printed = command_line("export", *words).out
+    assert "acceptance length: not measured in 8 bits" in printed
+    assert "simulated" not in printed
+
+
 def test_a_quantised_draft_is_converted_to_the_weights_that_it_has(
-    quantised, tiny_llama, command_line, tmp_path
+    quantised, tiny_llama, command_line, tmp_path, caplog
 ):
     folder, _ = quantised
     words = ("--draft-model", folder, "--target", tiny_llama, "--output", tmp_path / "plain")
     assert command_line("convert", *words).code == 0
+    assert f"draft {folder} has matrices in 8 bits, and their rounded weights are written" in caplog.text
     plain = load_file(tmp_path / "plain" / "model.safetensors")
     restored = load_file(write_dequantised(folder, tmp_path / "whole") / "model.safetensors")
     assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_text())

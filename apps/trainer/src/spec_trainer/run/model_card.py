@@ -132,11 +132,12 @@ def _facts(draft: Draft, target: TargetSpec, num_draft_tokens: int) -> Iterator[
     fields = draft.exported_config(target)
     yield "target", f"{target.architecture}, {target.num_layers} layers of width {target.hidden_size}"
     yield "kind", draft.name
-    if isinstance(layers := fields.get("num_hidden_layers"), int):
-        yield "layers", f"{layers}"
+    if isinstance(depth := fields.get("num_hidden_layers"), int):
+        yield "layers", f"{depth}"
     if shapes := draft.cost(target).weight_shapes:
         yield "trained weights", f"{sum(map(math.prod, shapes.values())):,}"
-    yield "hidden states read", "of layers " + ", ".join(map(str, draft.required_features(target).layers))
+    layers = ", ".join(map(str, draft.required_features(target).layers))
+    yield "hidden states read in training", f"of layers {layers}"
     size = fields.get("draft_vocab_size")
     size = size if isinstance(size, int) else target.vocab_size
     yield "vocabulary", f"{size:,} of the target's {target.vocab_size:,} tokens"

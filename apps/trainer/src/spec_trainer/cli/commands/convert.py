@@ -25,7 +25,7 @@ def convert_draft(
     The weights are unchanged. ``file_format``: write it in an engine's format. Raise an error if no
     draft plugin recognises the layout, or if the draft does not fit the target.
     """
-    from spec_kit.drafting import recognise
+    from spec_kit.drafting import QUANTISATION, read_config, recognise
     from spec_kit.drafting.draft_files import check_finite
     from spec_kit.targets.target_reader import read_target, read_target_tensors
     from spec_trainer.run.draft_folder import position_warning
@@ -37,10 +37,19 @@ def convert_draft(
     draft = recognise(draft_model, target)
     if warning := position_warning(draft, target):
         log.warning("%s", warning)
+    if QUANTISATION in (read_config(draft_model) or {}):
+        log.warning(
+            "draft %s has matrices in 8 bits, and their rounded weights are written; convert the draft as it was "
+            "trained if you have it",
+            draft_model,
+        )
     check_finite(draft_model)
     weights = draft.build(target, read_target_tensors(target), None).state_dict()
+    commands, chat = dict[str, str](), read_chat_record(draft_model)
     if file_format is not None:
-        return file_format.write(draft, weights, target, output, read_chat_record(draft_model))
-    export_draft(draft, weights, target, output, read_chat_record(draft_model))
-    write_card(output, draft, target, draft.default_draft_tokens, {})
-    return {}
+        commands = file_format.write(draft, weights, target, output, chat)
+    else:
+        export_draft(draft, weights, target, output, chat)
+    if output.is_dir():
+        write_card(output, draft, target, draft.default_draft_tokens, {})
+    return commands

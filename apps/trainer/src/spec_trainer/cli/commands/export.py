@@ -63,7 +63,9 @@ def export_checkpoint(
     draft.check_target(target)
     num_draft_tokens = config.decode.num_draft_tokens or draft.default_draft_tokens
     weights = read_weights(types["strategy"], checkpoint)
-    figures: dict[str, Any] = {"draft": str(output), "eval_acceptance_length": meta.acceptance_length}
+    simulated = {"eval_acceptance_length": meta.acceptance_length}
+    # In 8 bits the draft has another acceptance length than its training simulated.
+    figures: dict[str, Any] = {"draft": str(output), **({} if quantisation else simulated)}
     serve = None
     if whole_target:
         check_outside(target.folder, output)
@@ -78,7 +80,7 @@ def export_checkpoint(
         export_draft(draft, weights, target, output, config.data)
     if not whole_target and output.is_dir():
         of_run = figures_of_run(RunDirectory(checkpoint.absolute().parent.parent).summary, meta.step)
-        of_step = {"steps": meta.step, "eval_acceptance_length": meta.acceptance_length}
+        of_step = {"steps": meta.step, **simulated}
         further = {"In 8 bits": "\n".join(f"- {note}" for note in figures["notes"])} if quantisation else {}
         write_run_card(output, draft, target, config, of_run or of_step, further)
     return figures | {"serve": serve or serving_commands(target, draft, output, num_draft_tokens)}
