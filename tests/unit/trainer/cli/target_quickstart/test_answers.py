@@ -72,3 +72,14 @@ def test_a_single_prompt_gets_no_shorter_answer(begun):
     with pytest.raises(RunError, match="gave 1 answer"):
         answers.answer_round(work, engine_of(work), one, (), TimeLimit(LONG_S), TimeLimit(LONG_S))
     assert read_document(one.answer_settings) == {"max_new_tokens": 60}
+
+
+def test_a_round_without_further_prompts_has_the_answers_of_the_earlier_ones(begun):
+    """As with a larger budget, if the user's data had no more prompts."""
+    work, first = begun
+    write_rows(first.training, [{"row": 0}, {"row": 1}])
+    first.end_stage("report", 0.0)
+    second = work.folder.next_round(2 * LONG_S, "report")
+    write_rows(second.prompts, [])
+    answers.answer_round(work, engine_of(work), second, [first], TimeLimit(LONG_S), TimeLimit(LONG_S))
+    assert read_all(second.training) == read_all(first.training)

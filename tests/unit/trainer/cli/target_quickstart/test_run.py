@@ -58,7 +58,7 @@ def test_rounds_go_on_from_one_another(request_of, data, tmp_path, monkeypatch):
     assert f"| all {len(held_out)} | 0 | {summary['greedy']['acceptance_length']:.2f} |" in card
     assert f"| draft tokens per round | {summary['served_draft_tokens']} |" in card
     report = (out / "report.html").read_text()
-    assert f"of {data}" in report
+    assert f"of {data}; left out: 0 repeated, 0 unfinished, 0 unusable" in report
     assert "One answer at a time" in report
     assert any("too few steps" in warning for warning in summary["warnings"]) == (summary["steps"] < 100)
 

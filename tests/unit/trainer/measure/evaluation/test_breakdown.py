@@ -97,6 +97,7 @@ def test_an_engine_that_takes_no_proposer_tells_whole_rounds(measured):
     [
         (2.5, "no draft of this kind can pay here: a round takes longer than all tokens that it could yield"),
         (1.25, "with 1 draft token a round, a draft pays here if its tau is above 1.25"),
+        (0.84, "with 1 draft token a round, a draft pays here if its tau is above 1.00"),
     ],
 )
 def test_the_verdict_compares_a_round_with_the_most_that_it_can_yield(break_even, verdict):

@@ -42,7 +42,8 @@ def answer_round(
     answers, shorter ones are tried until then. Raise RunError if there are still hardly any.
     """
     before = read_all(earlier[-1].training) if earlier else []
-    _answer(work, engine, one, limit)
+    if unanswered(one):  # earlier rounds may have had all prompts of the user's data
+        _answer(work, engine, one, limit)
     while len(rows := _sorted(one)) < _FEWEST and not whole.is_over and _shorten(one):
         _answer(work, engine, one, TimeLimit(whole.left_s / 2))
     engine.close()
@@ -76,8 +77,10 @@ def _answer(work: Work, engine: AnsweringEngine, one: Round, limit: TimeLimit) -
 
 def _shorten(one: Round) -> bool:
     """Halve the length of the answers and drop those that are there; return False if all are there or short."""
+    if not unanswered(one):
+        return False
     longest = read_document(one.answer_settings)["max_new_tokens"]
-    if longest <= FEWEST_ANSWER_TOKENS or not unanswered(one):
+    if longest <= FEWEST_ANSWER_TOKENS:
         return False
     shorter = max(FEWEST_ANSWER_TOKENS, longest // 2)
     log.warning("hardly any answer of %d tokens was done in time; they get %d tokens", longest, shorter)

@@ -65,12 +65,9 @@ def printed_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
 def _of_prompts(counts: Mapping[str, Any]) -> str:
     if counts["source"] == THE_TARGET:
         how = "written by the target itself behind its chat template's beginning (Magpie, arXiv 2406.08464)"
-        left_out = (
-            f"{counts['repeated']} repeated, {counts['unfinished']} unfinished, {counts['unusable']} unusable"
-        )
     else:
         how = f"of {counts['source']}"
-        left_out = f"{counts['unusable']} unusable"
+    left_out = ", ".join(f"{counts[why]} {why}" for why in ("repeated", "unfinished", "unusable"))
     return f"Prompts: {counts['prompts']} {how}; left out: {left_out}"
 
 

@@ -93,7 +93,8 @@ def verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
         return "no draft of this kind can pay here: a round takes longer than all tokens that it could yield"
     easiest = min(able, key=lambda row: row["break_even"])
     count = counted(easiest["num_draft_tokens"], "draft token")
-    return f"with {count} a round, a draft pays here if its tau is above {easiest['break_even']:.2f}"
+    tau = max(1.0, easiest["break_even"])  # only chance makes a round faster than a token
+    return f"with {count} a round, a draft pays here if its tau is above {tau:.2f}"
 
 
 def rounds_that_can_pay(rounds: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
