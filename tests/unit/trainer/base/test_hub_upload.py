@@ -150,9 +150,12 @@ def test_a_repository_that_exists_gets_a_further_commit(hub, folder):
 
 
 def test_a_hub_that_refuses_the_commit_is_an_error_that_says_what_is_left(hub, folder):
+    """The command for another try makes no public repository."""
     hub.is_full = True
+    folder = folder.rename(folder.with_name("my draft"))
     with pytest.raises(
-        RunError, match=r"is written, but me/draft did not get it: .*hf upload me/draft "
+        RunError,
+        match=r"is written, but me/draft did not get it: .*hf upload --private me/draft '.*/my draft'\Z",
     ) as raised:
         upload_folder(folder, "me/draft")
     assert "\n" not in str(raised.value)

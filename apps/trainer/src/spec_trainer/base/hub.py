@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -89,7 +90,7 @@ def upload_folder(folder: Path, name: str) -> str:
     except Exception as error:
         raise RunError(
             f"{folder} is written, but {name} did not get it: {_reason(error, hub.endpoint, 'model')}; to try again: "
-            f"hf upload {name} {folder}"
+            f"hf upload --private {name} {shlex.quote(str(folder))}"
         ) from error
     return str(address)
 
