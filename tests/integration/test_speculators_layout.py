@@ -73,13 +73,31 @@ def test_a_folder_is_read_back_as_the_same_draft(target, tmp_path, name):
     assert command.split()[-1] == str(theirs)
 
 
+def test_a_folder_appears_whole_and_a_killed_process_is_in_nobodys_way(target, tmp_path, monkeypatch):
+    plugin = plugins.load(Draft, "eagle3")
+    served = export_untrained(draft := plugin(plugin.Config(name="eagle3")), target, tmp_path / "served")
+    theirs = tmp_path / "theirs"
+
+    def killed(tensors, file, **_):
+        assert not theirs.exists()
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.torch.save_file", killed)
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
+        with pytest.raises(SystemExit):
+            write_speculators(draft, served, target, theirs, "name", 3)
+    write_speculators(draft, served, target, theirs, "name", 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["served", "theirs"]
+
+
 def test_a_full_disk_leaves_no_folder(target, tmp_path, limit_files):
     plugin = plugins.load(Draft, "eagle3")
     served = export_untrained(draft := plugin(plugin.Config(name="eagle3")), target, tmp_path / "served")
     limit_files(2000)
     with pytest.raises(SafetensorError, match="File too large"):
         write_speculators(draft, served, target, tmp_path / "theirs", "name", 3)
-    assert not (tmp_path / "theirs").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["served"]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -69,10 +69,12 @@ def write_speculators(
     }
     tensors = load_file(folder / TENSORS)
     renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
-    output.mkdir(parents=True)
+    scratch = output.with_name(f".{output.name}.part")
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed
     try:
-        (output / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-        save_file(renamed, output / TENSORS, metadata={"format": "pt"})
-    except BaseException:  # such as a full disk
-        shutil.rmtree(output)
-        raise
+        scratch.mkdir(parents=True)
+        (scratch / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        save_file(renamed, scratch / TENSORS, metadata={"format": "pt"})
+        scratch.rename(output)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
