@@ -188,10 +188,14 @@ def test_output_whose_name_no_folder_can_have(refused, place, command):
 
 
 def test_init_from_a_folder_that_is_no_draft(refused, peaked_target, place):
-    for folder in (peaked_target, place / "nowhere"):
-        assert f"draft.init_from={folder} is not an exported eagle3 draft" in refused(
-            f"draft.init_from={folder}"
-        )
+    (place / "run").mkdir()
+    for folder, what in (
+        (peaked_target, "its config.json names the architecture LlamaForCausalLM"),
+        (place / "run", "it has no config.json; take the folder draft/ of a run, or what"),
+        (place / "nowhere", "there is no such folder; a draft of the hub has to be downloaded first"),
+    ):
+        line = refused(f"draft.init_from={folder}")
+        assert f"draft.init_from={folder} is not an exported eagle3 draft: {what}" in line
 
 
 def test_export_of_what_is_no_checkpoint(command_line, place, peaked_target):

@@ -187,9 +187,7 @@ class DraftFolderSuite:
         assert self.cases.Draft.from_folder(tmp_path) is None
         write_fields(tmp_path, foreign)
         assert self.cases.Draft.from_folder(tmp_path) is None
-        with pytest.raises(
-            ArtifactError, match=f"is not an exported {self.cases.Draft.name} draft: its config"
-        ):
+        with pytest.raises(ArtifactError, match=f"is not an exported {self.cases.Draft.name} draft: it"):
             self.cases.Draft(self.new_config(init_from=tmp_path))
 
     def test_config_that_cannot_be_followed_is_refused_in_one_line(self, plain, damaged):

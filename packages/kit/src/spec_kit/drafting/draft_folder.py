@@ -37,11 +37,12 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
         tried.append(name)
     raise ArtifactError(
         f"{folder} is not a draft that an installed plugin knows (tried: {', '.join(tried) or 'none'}): "
-        f"{_what_it_is(folder)}"
+        f"{what_it_is(folder)}"
     )
 
 
-def _what_it_is(folder: Path) -> str:
+def what_it_is(folder: Path) -> str:
+    """Return what a folder is of which a plugin says that it is no draft of its own, as a clause."""
     fields = read_config(folder)
     if fields is None:
         return "it has no config.json; take the folder draft/ of a run, or what spec-trainer export writes"

@@ -23,6 +23,7 @@ from spec_kit.drafting.draft_files import (
     read_shapes,
     section,
 )
+from spec_kit.drafting.draft_folder import what_it_is
 from spec_kit.drafting.draft_shape import DraftShape
 from spec_kit.drafting.speculators_layout import KIND, LAYERS
 from spec_kit.drafting.vocabulary_shape import VocabularyShape
@@ -366,9 +367,5 @@ def _read_as(name: str, named: str) -> Generator[None]:
 
 
 def _not_a_draft(folder: Path, name: str) -> ArtifactError:
-    if not folder.is_dir():
-        return ArtifactError(
-            f"draft.init_from={folder} is not an exported {name} draft: there is no such folder; {DOWNLOAD_FIRST}"
-        )
-    found = "its config.json names another" if (folder / "config.json").is_file() else "it has no config.json"
+    found = what_it_is(folder) if folder.is_dir() else f"there is no such folder; {DOWNLOAD_FIRST}"
     return ArtifactError(f"draft.init_from={folder} is not an exported {name} draft: {found}")
