@@ -94,7 +94,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--draft", nargs="+", choices=sorted(DRAFT_TOKENS), default=sorted(DRAFT_TOKENS))
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=["pushes"])
     parser.add_argument("--transports", nargs="+", default=["ipc"])
-    parser.add_argument("--streams", type=int, help="of the load; default 16")
+    parser.add_argument("--servers", type=int, default=1, help="each with a load of its own")
+    parser.add_argument("--devices-each", type=int, default=1, help="of a server, one server after another")
+    parser.add_argument("--streams", type=int, help="of each load; default 16")
     parser.add_argument("--new-tokens", type=int, help="of each answer; default 256")
     parser.add_argument("--quiet-s", type=float, help="of each window without pushes; default 20")
     parser.add_argument("--pushes", type=int, help="of each window with pushes, by each transport; default 8")
@@ -137,20 +139,22 @@ def measured(options: argparse.Namespace, draft: str) -> Iterator[dict[str, Any]
 
         first = trainer(0)
         yield first.ask(do="export", folder=str(folder))
-        url = stack.enter_context(serving(options, draft, folder))
-        log.info("%s: the server is ready", draft)
+        each = options.devices_each
+        places = [range(number * each, (number + 1) * each) for number in range(options.servers)]
+        urls = [stack.enter_context(serving(options, draft, folder, place)) for place in places]
+        log.info("%s: the servers are ready", draft)
         if "pushes" in options.phases:
-            yield from _pushes(options, draft, url, {"ipc": first}, trainer)
+            yield from _pushes(options, draft, urls, {"ipc": first}, trainer)
         if "trainer" in options.phases:
             training = first if options.trainer_device == 0 else trainer(options.trainer_device)
-            training.ask(do="connect", url=url, transport="collective" if options.trainer_device else "ipc")
+            training.ask(do="connect", urls=urls, transport="collective" if options.trainer_device else "ipc")
             row = training.ask(do="train", steps=options.steps, rounds=options.rounds)
             log.info("%s: slower by %.2f %%, waits of %s ms", draft, 100 * row["slower_by"], row["wait_ms"])
             yield {"trainer": row}
 
 
 def _pushes(
-    options: argparse.Namespace, draft: str, url: str, trainers: dict[str, Program], trainer: Any
+    options: argparse.Namespace, draft: str, urls: list[str], trainers: dict[str, Program], trainer: Any
 ) -> Iterator[dict[str, Any]]:
     """Yield what came of pushes by each transport under one load: windows without any and with some, in turn."""
     load_options = {
@@ -162,13 +166,19 @@ def _pushes(
     for transport in options.transports:
         if transport not in trainers:
             trainers[transport] = trainer(1 if transport == "collective" else 0)
-    command = [sys.executable, str(HERE / "serving_load.py"), url, json.dumps(load_options)]
+    load = [sys.executable, str(HERE / "serving_load.py")]
     windows: dict[str, list[_Windows]] = {}
     rows: dict[str, list[dict[str, Any]]] = {}
-    with program(command, options.output / f"{draft}-load.log") as load:
+    with ExitStack() as stack:
+        loads = [
+            stack.enter_context(
+                program([*load, url, json.dumps(load_options)], options.output / f"{draft}-load-{number}.log")
+            )
+            for number, url in enumerate(urls)
+        ]
         time.sleep(options.quiet_s / 3)  # warm
         for transport in options.transports:
-            trainers[transport].ask(do="connect", url=url, transport=transport)
+            trainers[transport].ask(do="connect", urls=urls, transport=transport)
             rows[transport] = trainers[transport].ask(do="push", count=1, pause_s=options.pause_s)
             windows[transport] = []
             for _ in range(options.windows):
@@ -181,10 +191,10 @@ def _pushes(
                 windows[transport].append(_Windows(quiet, pushing))
             log.info("%s by %s: %s", draft, transport, _brief(rows[transport]))
         time.sleep(2 * SETTLE_S)
-        answers = load.finish(60.0 + options.new_tokens)
+        answers = [answer for load in loads for answer in load.finish(60.0 + options.new_tokens)]
     idle: dict[str, list[dict[str, Any]]] = {}
     for transport in options.transports:
-        trainers[transport].ask(do="connect", url=url, transport=transport)
+        trainers[transport].ask(do="connect", urls=urls, transport=transport)
         idle[transport] = trainers[transport].ask(do="push", count=1 + options.pushes, pause_s=SETTLE_S)
     yield {
         "requests": len(answers),

@@ -79,12 +79,14 @@ SERVERS = {"vllm": vllm_command, "sglang": sglang_command}
 
 
 @contextmanager
-def serving(options: argparse.Namespace, draft: str, folder: Path) -> Iterator[str]:
-    """Yield the address of a server with that draft, on the first device."""
+def serving(
+    options: argparse.Namespace, draft: str, folder: Path, devices: Sequence[int] = (0,)
+) -> Iterator[str]:
+    """Yield the address of a server with that draft, on these devices."""
     port = free_port()
     command = [*SERVERS[options.server](options, draft, folder, port), *options.words]
-    file = options.output / f"{draft}-server.log"
-    with program(command, file, on_device(0) | ENVIRONMENT, answers=False) as server:
+    file = options.output / f"{draft}-server-{devices[0]}.log"
+    with program(command, file, on_device(*devices) | ENVIRONMENT, answers=False) as server:
         yield ready(server, port, file, options.limit_s)
 
 
@@ -105,10 +107,11 @@ def ready(server: Program, port: int, log: Path, limit_s: float) -> str:
     return url
 
 
-def on_device(number: int) -> dict[str, str]:
-    """Return the variable that leaves a process one of the devices."""
+def on_device(*numbers: int) -> dict[str, str]:
+    """Return the variable that leaves a process these of the devices."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[number] if visible else str(number)}
+    names = visible.split(",") if visible else [str(number) for number in range(max(numbers) + 1)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[number] for number in numbers)}
 
 
 def flag_words(flags: dict[str, Any]) -> list[str]:

@@ -64,10 +64,10 @@ class PushTrainer:
         self._trainer.export(self._target, Path(folder), ChatConfig())
         return {"device": device_name(self._device)}
 
-    def connect(self, url: str, transport: str) -> dict[str, Any]:
-        """Push to the server at ``url`` from now on; this trainer's pushes take over from another's."""
+    def connect(self, urls: list[str], transport: str) -> dict[str, Any]:
+        """Push to the servers at ``urls`` from now on; this trainer's pushes take over from another's."""
         request = PushRequest(
-            draft_model=Path(), target="", to=[url], transport=[transport], backend=self._backend.name
+            draft_model=Path(), target="", to=urls, transport=[transport], backend=self._backend.name
         )
         transports = open_transports(self._backend, request)
         if self._publisher is not None:
@@ -159,16 +159,19 @@ class PushTrainer:
 
 
 def _parts(report: PublishReport) -> dict[str, Any]:
-    """Return a report as plain values: ``parts_ms`` of the push, ``replica_ms`` of its one replica."""
-    (outcome,) = report.replicas.values()
+    """Return a report as plain values: ``parts_ms`` of the push, ``replica_ms`` of its slowest replica."""
+    outcomes = report.replicas.values()
     return {
         "version": report.version,
         "committed": report.committed,
         "bytes": report.num_bytes,
-        "transport": outcome.transport,
-        "reason": outcome.reason,
+        "transport": ", ".join(sorted({outcome.transport for outcome in outcomes})),
+        "reason": "; ".join(outcome.reason for outcome in outcomes if outcome.reason),
         "parts_ms": {name: 1e3 * value for name, value in report.seconds.items()},
-        "replica_ms": {name: 1e3 * value for name, value in outcome.seconds.items()},
+        "replica_ms": {
+            name: 1e3 * max(outcome.seconds.get(name, 0.0) for outcome in outcomes)
+            for name in {name for outcome in outcomes for name in outcome.seconds}
+        },
     }
 
 

@@ -1,7 +1,8 @@
-"""Measure a training step on two devices: a draft that is divided, against one whose batch is.
+"""Measure a training step on two devices or more: a draft that is divided, against one whose batch is.
 
     python benchmarks/tensor_parallel.py --toy           # a minute, on the CPU
     python benchmarks/tensor_parallel.py --backend cuda  # some minutes on two H200, for each shape
+    python benchmarks/tensor_parallel.py --backend cuda --ranks 4 --ways fsdp replicas tensor
 
 Prints one JSON document; README.md explains the fields. Every row trains the same global batches, from the same
 weights, in processes of its own; a row that runs out of memory says so and the others go on.
@@ -42,7 +43,7 @@ log = logging.getLogger("tensor_parallel")
 
 LR = 1e-5
 LIMIT_S = 300.0
-"""Time that one row may take, with the start of its processes; its second rank waits so long for a failed first."""
+"""Time that one row may take, with the start of its processes; its other ranks wait so long for a failed one."""
 LOSS_LIMIT = {"bfloat16": 2e-2, "float32": 1e-4}
 """Largest relative difference from the first row's losses."""
 WIDE = {"hidden_size": 7168, "vocab_size": 163_840, "tokens": 16_384}
@@ -51,14 +52,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "wide, eagle3, 16384 x 2": {"draft": "eagle3", "sequences": 2, **WIDE},
     "wide, dflash, 16384 x 2": {"draft": "dflash", "sequences": 2, **WIDE},
 }
-"""Sequences of one global batch: a rank of ``fsdp`` puts its half through at once."""
+"""Sequences of one global batch: a rank of ``fsdp`` puts its share through at once."""
 DIVIDED = {"tensor_parallel": 2}
 DISTRIBUTED = {"distributed_optimizer": True}
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train a batch on two devices."""
+    """One way to train a batch on the devices."""
 
     strategy: str
     options: dict[str, Any]
@@ -68,6 +69,7 @@ class Way:
 
 WAYS = {
     "fsdp": Way("fsdp", {}),
+    "replicas": Way("fsdp", {"replicate": 2}),
     "data": Way("megatron", {}),
     "data, distributed optimizer": Way("megatron", DISTRIBUTED),
     "tensor": Way("megatron", DIVIDED, passes=2),
@@ -90,7 +92,7 @@ def main() -> int:
     }
     for name in options.shapes:
         case = Case(**{**TARGET, **SHAPES[name], **_given(options)})
-        rows = {way: _row(case, WAYS[way]) for way in options.ways}
+        rows = {way: _row(case, WAYS[way], options.ranks) for way in options.ways}
         document["shapes"][name] = {"case": asdict(case), "rows": rows, "checks": _checks(case, rows)}
         for way, row in rows.items():
             log.info("%s: %s: %s", name, way, {key: row[key] for key in row if key != "losses"})
@@ -98,19 +100,20 @@ def main() -> int:
     return 0 if all(check["ok"] for shape in document["shapes"].values() for check in shape["checks"]) else 1
 
 
-def _row(case: Case, way: Way) -> dict[str, Any]:
-    """Return what both ranks measured of one way; ``failed`` where one of them ended."""
+def _row(case: Case, way: Way, num_ranks: int) -> dict[str, Any]:
+    """Return what all ranks measured of one way; ``failed`` where one of them ended."""
     with TemporaryDirectory() as folder:
         try:
-            ranks = run_ranks(measure_rank, 2, case, way, Path(folder), timeout_s=LIMIT_S)
+            ranks = run_ranks(measure_rank, num_ranks, case, way, Path(folder), timeout_s=LIMIT_S)
         except AssertionError as error:  # a rank's failure, with its trace
             return {"failed": str(error).strip().splitlines()[-1], "trace": str(error)}
-    first, second = ranks
-    return first | {name: max(first[name], second[name]) for name in ("wall_ms", "ready_mib", "peak_mib")}
+    return ranks[0] | {
+        name: max(rank[name] for rank in ranks) for name in ("wall_ms", "ready_mib", "peak_mib")
+    }
 
 
 def measure_rank(me: Rank, case: Case, way: Way, folder: Path) -> dict[str, Any]:
-    """Return time and memory of one rank's steps; the first rank starts as the second does."""
+    """Return time and memory of one rank's steps; the first rank starts as the others do."""
     with process_group(me, case, folder) as backend:
         return measure_way(me, case, way, backend)
 
@@ -225,6 +228,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--ways", nargs="*", choices=WAYS, default=tuple(WAYS), help="the first is the reference"
     )
+    parser.add_argument("--ranks", type=int, default=2, help="an even number; Megatron's ways divide by two")
     parser.add_argument("--repeats", type=int, help="timed steps")
     parser.add_argument("--tokens", type=int, help="tokens of each sequence, in place of the shape's")
     parser.add_argument("--draft-vocab-size", type=int, help="rows of eagle3's head")
