@@ -189,7 +189,7 @@ def dflash2_flops(problem: Problem) -> float:
 def _blocks(problem: Problem, num_guesses: int) -> Blocks:
     from spec_kit.block_drafting import BlockRule, Blocks
 
-    return Blocks.of(problem.batch, BlockRule.of(problem.draft.config, num_guesses))
+    return Blocks.of(problem.batch, BlockRule(problem.draft.options, num_guesses))
 
 
 def _taught_tokens(blocks: Blocks) -> int:
