@@ -30,7 +30,9 @@ PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3
 	tests/integration/test_topologies.py::test_one_engine_and_two_trainers \
 	tests/packaging/test_third_party_runs.py::test_a_third_partys_draft_trains \
 	tests/packaging/test_wheels.py \
+	tests/unit/strategy_fsdp/test_context_parallel.py::test_any_division_trains_the_same \
 	tests/unit/strategy_fsdp/test_context_parallel.py::test_a_state_goes_on_in_any_other_division \
+	tests/unit/strategy_fsdp/test_experts.py::test_any_division_trains_the_same[deepseek_v3] \
 	tests/unit/strategy_fsdp/test_replicas.py::test_any_split_trains_the_same_and_goes_on_from_another[each]
 # Processes that make test runs tests in: whole runs wait about as much as they compute.
 WORKERS ?= 4

@@ -83,6 +83,7 @@ def assert_divided_runs_are_whole_ones(folder, kinds, divided):
         assert_same(result, expected[kind])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(4 * LIMIT_S)
 def test_any_division_trains_the_same(tmp_path):
     """Two groups of two ranks, one of four, and groups with replicas; a chain, blocks, and Muon."""
