@@ -13,6 +13,7 @@ from spec_trainer.plan.end_tokens import end_token_warning, marks_warning
 
 ANSWER = ([5, 6, 7, 8], [0, 0, 1, 1])
 ENDED = ([5, 6, 7, 2], [0, 0, 1, 1])
+CUT_IN_CHATML = ([5, 2, 7, 8], [0, 0, 1, 1])
 END_UNMARKED = ([5, 6, 7, 2], [0, 0, 1, 0])
 TEXT = ([5, 6, 7, 8], [1, 1, 1, 1])
 QUESTION = ([5, 6, 7, 8], [0, 0, 0, 0])
@@ -50,8 +51,14 @@ def test_a_target_without_end_tokens_is_not_judged(target):
 def test_end_tokens_that_are_not_supervised_are_counted(target):
     line = end_token_warning(samples(ANSWER, END_UNMARKED, END_UNMARKED), target)
     assert "3 samples with a prompt and an answer, none with a supervised end token" in line
-    assert "2 samples with such a token outside the supervised tokens" in line
+    assert "2 samples with such a token right behind the supervised tokens" in line
     assert "{% generation %}" in line
+
+
+def test_end_tokens_of_the_users_turns_say_nothing_about_answers(target):
+    line = end_token_warning(samples(CUT_IN_CHATML), target)
+    assert "may all have been cut (spec-trainer regenerate --max-new-tokens)" in line
+    assert "{% generation %}" not in line
 
 
 def test_marks_of_a_template_that_begin_before_the_answer_are_named():

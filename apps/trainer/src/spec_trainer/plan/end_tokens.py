@@ -25,7 +25,7 @@ def end_token_warning(samples: Iterable[Sample], target: TargetSpec) -> str | No
     no end token.
     """
     num_answered = 0
-    num_outside = 0
+    num_behind = 0
     ends = target.eos_token_ids
     for sample in samples if ends else ():
         if sample.loss_mask.any() and not sample.loss_mask.all():
@@ -33,25 +33,26 @@ def end_token_warning(samples: Iterable[Sample], target: TargetSpec) -> str | No
             if is_end[sample.loss_mask].any():
                 return None
             num_answered += 1
-            num_outside += bool(is_end.any())
+            num_behind += bool((is_end[1:] & sample.loss_mask[:-1]).any())
     if not num_answered:
         return None
     return (
         f"no answer ends as the target's do: {counted(num_answered, 'sample')} with a prompt and an answer, none "
-        f"with a supervised end token of the target ({', '.join(map(str, ends))}); {_cause(num_outside, target)}; "
+        f"with a supervised end token of the target ({', '.join(map(str, ends))}); {_cause(num_behind, target)}; "
         "spec-trainer plan --show 1 prints a sample"
     )
 
 
-def _cause(num_outside: int, target: TargetSpec) -> str:
-    if num_outside:
+def _cause(num_behind: int, target: TargetSpec) -> str:
+    if num_behind:
         return (
-            f"{counted(num_outside, 'sample')} with such a token outside the supervised tokens, so the draft does "
-            "not learn where answers end: the {% generation %} marks of the chat template, or the rows' loss_mask, "
+            f"{counted(num_behind, 'sample')} with such a token right behind the supervised tokens, so the draft "
+            "does not learn where answers end: the {% generation %} marks of the chat template, or the rows' loss_mask, "
             "must hold the end of each turn"
         )
     return (
-        f"the tokenizer or the chat template in '{target.folder}' may be another model's, or answers were cut"
+        f"the answers may all have been cut (spec-trainer regenerate --max-new-tokens), or the tokenizer or the chat "
+        f"template in '{target.folder}' may be another model's"
     )
 
 
