@@ -47,8 +47,8 @@ def _cause(num_behind: int, target: TargetSpec) -> str:
     if num_behind:
         return (
             f"{counted(num_behind, 'sample')} with such a token right behind the supervised tokens, so the draft "
-            "does not learn where answers end: the {% generation %} marks of the chat template, or the rows' loss_mask, "
-            "must hold the end of each turn"
+            "does not learn where answers end: the {% generation %} marks of the chat template, or the rows' "
+            "loss_mask, must hold the end of each turn"
         )
     return (
         f"the answers may all have been cut (spec-trainer regenerate --max-new-tokens), or the tokenizer or the chat "
