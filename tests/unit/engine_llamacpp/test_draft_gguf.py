@@ -240,7 +240,10 @@ def test_a_target_of_other_weights_is_refused(tiny_llama, draw, tmp_path, tensor
 def test_a_target_that_is_cut_off_ends_in_one_line(own_gguf, tiny_llama, draw, tmp_path, share):
     cut, content = tmp_path / "cut.gguf", own_gguf.read_bytes()
     cut.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(TargetError, match=r"\Atarget .*cut.gguf is no complete GGUF file: [^\n]+\Z"):
+    with pytest.raises(
+        TargetError,
+        match=r"\Atarget .*cut.gguf is no complete GGUF file \(convert or download it anew\): [^\n]+\Z",
+    ):
         write_draft_gguf(
             draw("eagle3", **PLAIN), read_target(tiny_llama), cut, tmp_path / "draft.gguf", "f16"
         )

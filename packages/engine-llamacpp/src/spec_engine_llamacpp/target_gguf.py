@@ -29,7 +29,7 @@ def _open(file: Path) -> GGUFReader:
     """Return a reader of the file. Raise TargetError, one line, if the file is damaged or cannot be read."""
     from gguf import GGUFReader
 
-    with foreign_errors(TargetError, f"target {file} is no complete GGUF file"):
+    with foreign_errors(TargetError, f"target {file} is no complete GGUF file (convert or download it anew)"):
         return GGUFReader(file)
 
 

@@ -127,7 +127,10 @@ def read_shapes(folder: Path) -> Shapes:
     shapes = Shapes()
     form = quantisation(fields, folder)
     with (
-        foreign_errors(ArtifactError, f"draft tensors {file} are no complete safetensors file"),
+        foreign_errors(
+            ArtifactError,
+            f"draft tensors {file} are no complete safetensors file (download or export them anew)",
+        ),
         safe_open(file, framework="np") as tensors,
     ):
         names = set(tensors.keys())

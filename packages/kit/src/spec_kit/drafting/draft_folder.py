@@ -18,8 +18,9 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
     ``target``.
     """
     if not folder.is_dir():
-        remedy = "" if folder.exists() else f": there is none of that name; {DOWNLOAD_FIRST}"
-        raise ArtifactError(f"draft {folder} is not a folder{remedy}")
+        none = f"there is none of that name; {DOWNLOAD_FIRST}"
+        remedy = "give the folder that holds its config.json" if folder.exists() else none
+        raise ArtifactError(f"draft {folder} is not a folder: {remedy}")
     tried: list[str] = []
     for name, plugin in load_each(Draft):
         if isinstance(plugin, PluginError):
