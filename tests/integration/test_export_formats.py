@@ -1,5 +1,7 @@
 """``export`` and ``convert`` with ``--format``: a file that another program than vLLM and SGLang loads."""
 
+import errno
+import re
 import shlex
 from pathlib import Path
 
@@ -124,3 +126,24 @@ def test_a_refused_draft_is_not_named_by_a_folder_of_the_command_s_own(
     outcome = command_line("convert", *words, "--format", "gguf", f"engine.gguf={target_gguf}")
     assert outcome.code == 2
     assert outcome.error.startswith("draft cannot be served by llama.cpp: it has EAGLE 3.1's norms")
+
+
+def test_a_full_disk_is_said_of_the_output(command_line, tiny_llama, tmp_path, limit_files, monkeypatch):
+    draft = draw_draft(tmp_path / "draft", read_target(tiny_llama), 0)
+    words = ["convert", "--draft-model", draft, "--target", tiny_llama, "--output", tmp_path / "theirs"]
+    written = rf"spec-trainer: error: draft {tmp_path}/theirs was not written: "
+    line = rf"{written}.* are free in {tmp_path}\); .*, then run the same command"
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("spec_engine_vllm.serving.write_speculators", full)
+        outcome = command_line(*words, "--format", "speculators")
+    assert outcome.code == 1
+    assert re.match(line, outcome.err.splitlines()[-1])
+    limit_files(2000)
+    outcome = command_line(*words, "--format", "speculators")
+    assert outcome.code == 1
+    assert re.match(line, outcome.err.splitlines()[-1])
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]

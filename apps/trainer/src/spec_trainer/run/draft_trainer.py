@@ -97,11 +97,12 @@ def export_draft(
     target: TargetSpec,
     folder: Path,
     chat: ChatConfig | None = None,
+    named: Path | None = None,
 ) -> None:
     """Write a draft folder atomically, and only if the draft's plugin and engines accept it.
 
     ``chat``: settings by which the training conversations were rendered; saved in the folder. Raise RunError
-    if the disk is full.
+    if the disk is full. ``named``: what the error names in place of ``folder``, a folder that the user never sees.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = new_folder(folder.parent, f".{folder.name}-")
@@ -116,6 +117,7 @@ def export_draft(
             remove(folder)
         scratch.rename(folder)
     except (OSError, SafetensorError) as error:
-        raise not_written(f"draft {folder}", folder.parent, error) from error
+        named = named or folder
+        raise not_written(f"draft {named}", named.parent, error) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

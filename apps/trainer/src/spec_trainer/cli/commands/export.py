@@ -91,7 +91,7 @@ def _export_inside_target(draft: Draft, weights: dict[str, Tensor], target: Targ
     output.parent.mkdir(parents=True, exist_ok=True)
     scratch = new_folder(output.parent, f".{output.name}-")
     try:
-        export_draft(draft, weights, target, scratch / "draft")
+        export_draft(draft, weights, target, scratch / "draft", named=output)
         draft.write_into_target(target, scratch / "draft", scratch / "target")
         (scratch / "target").rename(output)
     except OSError as error:

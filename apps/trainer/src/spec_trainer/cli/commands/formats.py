@@ -6,10 +6,12 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
+
 from spec_core import Engine, foreign_errors
 from spec_core.errors import ArtifactError, ConfigError, PluginError
 from spec_core.plugins import find, load_each
-from spec_trainer.base.disk import follow_umask, new_folder
+from spec_trainer.base.disk import follow_umask, new_folder, not_written
 from spec_trainer.configuration.chat import write_chat_record
 from spec_trainer.configuration.engine_options import read_engine_section
 from spec_trainer.run.draft_trainer import export_draft
@@ -54,9 +56,12 @@ class ExportFormat:
         assert serving is not None
         failure = f"engine {name!r} ({find(Engine, name).owner}) fails to write the export"
         try:
-            export_draft(draft, weights, target, scratch / "draft")
+            export_draft(draft, weights, target, scratch / "draft", named=output)
             with foreign_errors(PluginError, failure):
-                command = serving.write(self.config, target, draft, scratch / "draft", output)
+                try:
+                    command = serving.write(self.config, target, draft, scratch / "draft", output)
+                except (OSError, SafetensorError) as error:
+                    raise not_written(f"draft {output}", output.parent, error) from error
             for file in output.iterdir() if self.is_folder else ():
                 follow_umask(file)
             if self.is_folder and chat is not None:

@@ -60,7 +60,7 @@ class Quantisation:
         try:
             plain = scratch / "plain"
             quantised = scratch / output.name
-            export_draft(draft, weights, target, plain, chat)
+            export_draft(draft, weights, target, plain, chat, named=output)
             shutil.copytree(plain, quantised)
             quantise_folder(quantised, draft.quantised_modules, self.dtype)
             for file in quantised.iterdir():
