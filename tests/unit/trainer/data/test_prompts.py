@@ -31,7 +31,10 @@ def test_tokens_without_a_beginning_of_an_answer_are_all_prompt(tmp_path, mask):
 
 def test_a_prompt_that_does_not_fit_is_named(tmp_path):
     file = _write(tmp_path, {"input_ids": [1, 2, 3], "loss_mask": [0, 0, 0]})
-    with pytest.raises(DataError, match=r"prompts\.jsonl:1: a prompt of 3 tokens; 1 to 2 are possible"):
+    with pytest.raises(
+        DataError,
+        match=r"prompts\.jsonl:1: a prompt of 3 tokens; 1 to 2 are possible: leave .* or lower --max-new",
+    ):
         load_prompts(file, tmp_path, 10, 2)
 
 

@@ -39,7 +39,8 @@ def load_prompts(
             raise DataError(f"{row.where}: {bad}") from bad
         if not 0 < len(prompts[-1]) <= max_length:
             raise DataError(
-                f"{row.where}: a prompt of {len(prompts[-1])} tokens; 1 to {max_length} are possible"
+                f"{row.where}: a prompt of {len(prompts[-1])} tokens; 1 to {max_length} are possible: leave the row "
+                "out, or lower --max-new-tokens"
             )
     if not prompts:
         raise DataError(f"{path} holds no prompt")

@@ -71,5 +71,8 @@ def test_a_second_question_is_asked_while_others_wait_for_their_first_answer():
 def test_a_prompt_that_has_become_too_long_is_refused():
     asked = Questions([benchmarks.BenchmarkRow("mt_bench", "q:7", ["a", "b"])], Characters(), 10)
     work = Workload(prompts=asked.prompts, sampling=SamplingParams(max_new_tokens=3))
-    with pytest.raises(DataError, match="q:7: turn 2 makes a prompt of 13 tokens; 1 to 10 are possible"):
+    with pytest.raises(
+        DataError,
+        match=r"q:7: turn 2 makes a prompt of 13 tokens; 1 to 10 are possible: leave .* or lower --max-new",
+    ):
         ask_all(Answering(), work, asked)

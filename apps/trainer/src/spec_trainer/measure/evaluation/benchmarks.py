@@ -157,7 +157,7 @@ class BenchmarkRow:
         if not 0 < len(prompt) <= longest:
             raise DataError(
                 f"{self.where}: turn {len(self.prompts) + 1} makes a prompt of {len(prompt)} tokens; 1 to {longest} "
-                "are possible"
+                "are possible: leave the row out, or lower --max-new-tokens"
             )
         self.prompts.append(prompt)
 
