@@ -76,6 +76,24 @@ def test_no_question_is_kept_by_a_server_that_keeps_every_request(evaluate, benc
     assert kept.take()["left_out"] == {"opted_out": len(served.bodies)}
 
 
+def test_counters_that_go_back_give_no_acceptance(evaluate, bench, monkeypatch):
+    """As of a server that starts anew, or of two behind one address."""
+    monkeypatch.setattr("spec_trainer.measure.server.load._SETTLING_S", 0.0)
+    asked = []
+    with streaming(generated=9000, rounds=4000, per_position=[3000, 1500, 500]) as (url, served):
+
+        def started_anew(prompt):
+            asked.append(prompt)
+            if len(asked) == 3:  # behind the warm-up
+                served.generated, served.rounds, served.per_position[:] = 0, 0, [0, 0, 0]
+            return [1, 2, 2]
+
+        served.parts_of = started_anew
+        document = json.loads(evaluate(*of_bench(url, bench))[1])
+    assert document["acceptance_length"] is None
+    assert any("not whole; has it started anew" in warning for warning in document["warnings"])
+
+
 def test_answers_without_any_token_are_no_pass_to_measure(evaluate, bench):
     with streaming() as (url, _), streaming(parts_of=lambda prompt: []) as (baseline, _):
         code, out, error = evaluate(*of_bench(url, bench, "--baseline-server", baseline))
@@ -148,7 +166,9 @@ def test_tau_is_not_known_of_a_server_without_counters(evaluate, bench, fields):
         document = json.loads(evaluate(*words)[1])
         table = evaluate(*words[:-1])[1]
     assert (document["acceptance_length"], document["rounds"]) == (None, None)
-    assert "acceptance length (tau): not known; the server's /metrics has no counters of a draft" in table
+    assert (
+        "acceptance length (tau): not known; the server's /metrics has no usable counters of a draft" in table
+    )
 
 
 def test_answers_of_gsm8k_are_graded_on_both_servers(evaluate, bench):

@@ -63,10 +63,10 @@ def _entry(size: int, drafted: ServedPass, plain: ServedPass | None) -> dict[str
 
 
 def _acceptance(loads: Loads) -> AcceptanceCounters | None:
-    """Return the acceptance counters summed over all passes; None if a pass has no acceptance counters."""
+    """Return the acceptance counters summed over all passes; None if a pass has none, or they went back."""
     total = AcceptanceCounters()
     for one in loads.values():
-        if one.counted is None or one.counted.acceptance is None:
+        if one.counted is None or one.counted.acceptance is None or one.counted.generated_tokens < 0:
             return None
         total += one.counted.acceptance
     return total
@@ -139,8 +139,11 @@ def _of_counts(who: str, passes: Sequence[ServedPass]) -> Iterator[str]:
             "and its speed are of other requests, too"
         )
     if generated < ours:
-        yield f"tokens that {who} has counted: {generated} of {ours}: its counters are not whole"
-    if cached := sum(counts.cached_tokens for _, counts in counted):
+        yield (
+            f"tokens that {who} has counted: {generated} of {ours}: its counters are not whole; has it started anew, "
+            "or do several servers share its address?"
+        )
+    if (cached := sum(counts.cached_tokens for _, counts in counted)) > 0:
         yield (
             f"tokens of prompts from a prefix cache of {who}: {cached}, so that times are not those of a prefill"
         )

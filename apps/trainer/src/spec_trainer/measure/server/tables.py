@@ -61,7 +61,7 @@ def _comparison(document: Mapping[str, Any]) -> str:
 
 def _acceptance(document: Mapping[str, Any]) -> str:
     if document["acceptance_length"] is None:
-        return "not known; the server's /metrics has no counters of a draft"
+        return "not known; the server's /metrics has no usable counters of a draft"
     shares = " ".join(f"{share:.2f}" for share in document["acceptance_per_position"])
     by_position = f"; rounds that accept each position: {shares}" if shares else ""
     mean = document["acceptance_length_per_request"]
