@@ -272,13 +272,12 @@ class Eagle3Draft(ChainDraft[Eagle3Config, Eagle3Shape]):
         """
         shape = self.shape(target)
         own = TensorParallelHints(
-            each_token=("norm", "midlayer.hidden_norm", "midlayer.normed_state"),
-            enters=("midlayer.normed_state",),
+            each_token=("norm", "midlayer.hidden_norm"),
             all_tokens_in={"midlayer.input_layernorm": 0, "rank_rows": 0},
             all_tokens_out=("head_input", "whole_rows"),
         )
         layers = ["midlayer", *(f"layers.{index}" for index in shape.later_layers)]
-        hints = sum(map(shape.layer_hints, layers), own)
+        hints = sum(map(shape.layer_hints, layers), own + shape.norm_hints("midlayer.normed_state"))
         hints += shape.input_and_head_hints()
         return ShardHints(tensor_parallel=hints, vocabulary=("lm_head",), context_parallel=True)
 
