@@ -83,9 +83,9 @@ def test_the_deadline_names_who_did_not_join():
             rendezvous.barrier()
 
 
-def meet_faulty_rank(me: Rank, victim: int) -> tuple[str, str, float] | None:
+def meet_faulty_rank(me: Rank, victim: int, timeout_s: float) -> tuple[str, str, float] | None:
     """The error of a barrier to which ``victim`` does not come, and how long it took."""
-    with meet(me, timeout_s=SHORT_S) as rendezvous:
+    with meet(me, timeout_s=timeout_s) as rendezvous:
         if me.rank == victim:
             time.sleep(0.1)
             me.reach("fault")
@@ -104,14 +104,18 @@ def meet_faulty_rank(me: Rank, victim: int) -> tuple[str, str, float] | None:
 @pytest.mark.parametrize("fault", list(Fault))
 def test_a_dead_rank_is_lost_and_a_silent_one_exceeds_the_deadline(fault, victim):
     """R5, R6: on every other rank, naming it, within the timeout; rank 0, which serves, is no exception."""
-    outcomes = watch_ranks(meet_faulty_rank, 3, victim, faults={(victim, "fault"): fault})
+    error, timeout_s, within_s = {
+        Fault.KILL: ("PeerLost", LONG_S, LONG_S),
+        Fault.STOP: ("DeadlineExceeded", SHORT_S, SHORT_S + LONG_S),
+    }[fault]
+    outcomes = watch_ranks(meet_faulty_rank, 3, victim, timeout_s, faults={(victim, "fault"): fault})
     for outcome in outcomes:
         assert outcome.error is None, outcome.trace
         if outcome.rank != victim:
             name, text, elapsed = outcome.value
-            assert name == ("PeerLost" if fault is Fault.KILL else "DeadlineExceeded")
+            assert name == error
             assert f"rank {victim}" in text or str(victim) in text.split("[")[1].split("]")[0]
-            assert elapsed < SHORT_S + LONG_S
+            assert elapsed < within_s
 
 
 def leave_early(me: Rank) -> str:
