@@ -110,15 +110,15 @@ class ProcessGroupSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("call", ["recv", "all_reduce", "barrier"])
     def test_a_killed_peer_is_lost(self, build: Build, call: str) -> None:
-        """P6: if a peer is killed, calls raise PeerLost within the timeout; then the group is unusable."""
-        survivor = _with_fault(build, call, Fault.KILL)
+        """P6: if a peer is killed, calls raise PeerLost long before the timeout; then the group is unusable."""
+        survivor = _with_fault(build, call, Fault.KILL, LONG_S)
         assert isinstance(survivor.error, PeerLost), survivor.trace
-        assert survivor.error.args[1] < SHORT_S + GRACE_S
+        assert survivor.error.args[1] < LONG_S / 2
 
     @pytest.mark.parametrize("call", ["recv", "all_reduce", "barrier"])
     def test_a_stopped_peer_exceeds_the_deadline(self, build: Build, call: str) -> None:
         """P6: if a peer is stopped, calls raise DeadlineExceeded at the timeout; then the group is unusable."""
-        survivor = _with_fault(build, call, Fault.STOP)
+        survivor = _with_fault(build, call, Fault.STOP, SHORT_S)
         assert isinstance(survivor.error, DeadlineExceeded), survivor.trace
         assert SHORT_S <= survivor.error.args[1] < SHORT_S + GRACE_S
 
@@ -272,13 +272,13 @@ def _beside_default_group(me: Rank, build: Build) -> None:
         _check_works(group)
 
 
-def _with_fault(build: Build, call: str, fault: Fault) -> Outcome:
-    outcomes = watch_ranks(_call_faulty_peer, 2, build, call, faults={(1, "while rank 0 calls"): fault})
-    return outcomes[0]
+def _with_fault(build: Build, call: str, fault: Fault, timeout_s: float) -> Outcome:
+    faults = {(1, "while rank 0 calls"): fault}
+    return watch_ranks(_call_faulty_peer, 2, build, call, timeout_s, faults=faults)[0]
 
 
-def _call_faulty_peer(me: Rank, build: Build, call: str) -> None:
-    with _group(me, build, SHORT_S) as group:
+def _call_faulty_peer(me: Rank, build: Build, call: str, timeout_s: float) -> None:
+    with _group(me, build, timeout_s) as group:
         _check_works(group)
         if me.rank == 1:
             time.sleep(0.2)
