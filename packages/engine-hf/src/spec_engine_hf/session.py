@@ -41,12 +41,14 @@ class Session:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
         """Add prompts to the running sequences; return their last logits [B, 1, V] and their states [T, N, H].
 
-        The last token of each prompt counts as appended. Prompts with images or of many tokens have a forward pass
-        each: one long prompt would pad all others to its length.
+        The last token of each prompt counts as appended. A prompt with images has a forward pass of its own. Prompts
+        that one long prompt would pad to too many tokens are divided into several passes.
         """
-        alone = any(map(images_of, prompts)) or len(prompts) * max(map(len, prompts)) > _MOST_TOKENS
-        if len(prompts) > 1 and alone:
-            parts = [self.prefill([prompt]) for prompt in prompts]
+        if len(prompts) > 1 and (
+            any(map(images_of, prompts)) or len(prompts) * max(map(len, prompts)) > _MOST_TOKENS
+        ):
+            half = len(prompts) // 2
+            parts = [self.prefill(prompts[:half]), self.prefill(prompts[half:])]
             return torch.cat([logits for logits, _ in parts]), [part for _, own in parts for part in own]
         if len(self._cache):
             begun = Session(self._model, self._layers)

@@ -45,7 +45,8 @@ def convert_draft(
         )
     check_finite(draft_model)
     weights = draft.build(target, read_target_tensors(target), None).state_dict()
-    commands, chat = dict[str, str](), read_chat_record(draft_model)
+    commands = dict[str, str]()
+    chat = read_chat_record(draft_model)
     if file_format is not None:
         commands = file_format.write(draft, weights, target, output, chat)
     else:
