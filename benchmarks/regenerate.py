@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from measure import machine, versions
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
         "--batches", type=int, nargs="+", default=[8, 16, 32, 64], help="batch sizes; with hf alone"
     )
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--words", nargs="*", default=[], help="KEY=VALUE for vLLM or SGLang itself")
     options = parser.parse_args(words)
     if options.engine != "hf":
         options.batches = [options.rows]
@@ -114,6 +116,7 @@ def _regenerate(options: argparse.Namespace, prompts: Path, output: Path) -> dic
         options.temperature,
     ]
     words += [f"backend.name={options.backend}", f"engine.dtype={options.dtype}"]
+    words += [f"engine.args.{word}" for word in options.words]
     done = subprocess.run([PROGRAM, *map(str, words)], check=True, capture_output=True, text=True)
     found = json.loads(done.stdout)
     return {name: found[name] for name in ("generated_tokens", "tokens_per_s")}
@@ -185,7 +188,7 @@ def _until_end(ids: list[int], ends: set[int]) -> list[int]:
 def _by_vllm(options: argparse.Namespace) -> Callable[[list[list[int]], int], list[list[int]]]:
     from vllm import LLM, SamplingParams
 
-    program = LLM(model=str(options.target), dtype=options.dtype)
+    program = LLM(model=str(options.target), dtype=options.dtype, **_arguments(options))
 
     def answer(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
         sampling = SamplingParams(temperature=options.temperature, max_tokens=new_tokens)
@@ -198,13 +201,17 @@ def _by_vllm(options: argparse.Namespace) -> Callable[[list[list[int]], int], li
 def _by_sglang(options: argparse.Namespace) -> Callable[[list[list[int]], int], list[list[int]]]:
     import sglang
 
-    program = sglang.Engine(model_path=str(options.target), dtype=options.dtype)
+    program = sglang.Engine(model_path=str(options.target), dtype=options.dtype, **_arguments(options))
 
     def answer(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
         sampling = {"temperature": options.temperature, "max_new_tokens": new_tokens}
         return [one["output_ids"] for one in program.generate(input_ids=prompts, sampling_params=sampling)]
 
     return answer
+
+
+def _arguments(options: argparse.Namespace) -> dict[str, Any]:
+    return {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in options.words)}
 
 
 _ENGINES = {"hf": _by_transformers, "vllm": _by_vllm, "sglang": _by_sglang}
