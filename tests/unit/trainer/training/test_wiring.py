@@ -65,3 +65,24 @@ def test_weights_rounded_to_the_engines_dtype_are_the_same(engine, schema, tiny_
     half = HfEngine.create(HfConfig(name="hf", dtype="bfloat16"), engine.target, engine.context)
     with half:
         start_engine(half, engine.target, replace(schema, dtype="bfloat16"))
+
+
+class WatchedEngine(HfEngine):
+    """The engine hf, which notes how precisely its process multiplies when it is compared."""
+
+    precisions: list[str]
+
+    def frozen_products(self, token_ids, vector):
+        self.precisions = [torch.get_float32_matmul_precision()]
+        return super().frozen_products(token_ids, vector)
+
+
+def test_weights_are_compared_in_float32_where_training_may_round_products(engine, schema):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with WatchedEngine.create(HfConfig(name="hf"), engine.target, engine.context) as watched:
+            start_engine(watched, engine.target, schema)
+        assert (watched.precisions, torch.get_float32_matmul_precision()) == (["highest"], "medium")
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import random
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from spec_core.errors import TargetError
 from spec_kit.targets.target_reader import read_target_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -39,7 +40,8 @@ def check_same_weights(engine: Engine, target: TargetSpec) -> None:
     """
     tokens = range(0, target.vocab_size, -(-target.vocab_size // _MOST_TOKENS))
     vector = random.Random(0).choices((-_ENTRY, _ENTRY), k=target.hidden_size)
-    products = engine.frozen_products(tokens, vector)
+    with _float32_products():
+        products = engine.frozen_products(tokens, vector)
     if products is None:
         log.info("engine %s does not know whether its head is the one that the trainer reads", engine.name)
         return
@@ -54,6 +56,19 @@ def check_same_weights(engine: Engine, target: TargetSpec) -> None:
                 f"engine {engine.name!r} has another {what} than the trainer, which reads {name} of {target.folder}: "
                 "a draft would learn from wrong logits; see docs/targets.md, 'One head for engine and trainer'"
             )
+
+
+@contextmanager
+def _float32_products() -> Iterator[None]:
+    """Let this process compute float32 products in float32, where training lets the hardware round to bfloat16."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _products(table_VH: Tensor, tokens: Sequence[int], vector: Sequence[float]) -> Tensor:
