@@ -11,7 +11,7 @@ from spec_core.errors import TargetError
 from spec_kit.targets.target_reader import read_target_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
     from torch import Tensor
 
@@ -59,7 +59,7 @@ def check_same_weights(engine: Engine, target: TargetSpec) -> None:
 
 
 @contextmanager
-def _float32_products() -> Iterator[None]:
+def _float32_products() -> Generator[None]:
     """Let this process compute float32 products in float32, where training lets the hardware round to bfloat16."""
     import torch
 
