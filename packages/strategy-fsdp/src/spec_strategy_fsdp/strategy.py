@@ -94,6 +94,7 @@ class FsdpStrategy(Strategy):
         import torch
         import torch.distributed as dist
 
+        from spec_kit.sharding import build_torch_optimizer
         from spec_strategy_fsdp.sharded_module import ShardedModule
         from spec_strategy_fsdp.whole_module import WholeModule
 
@@ -114,7 +115,7 @@ class FsdpStrategy(Strategy):
             )
             for name, value in self._module.trained.items()
         ]
-        self._optimizer = self.optimizer.build(weights, self._map_whole)
+        self._optimizer = build_torch_optimizer(self.optimizer, weights, self._map_whole)
 
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
         """Return vocabulary operations that hold the whole vocabulary on every process."""

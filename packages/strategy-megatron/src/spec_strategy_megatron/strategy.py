@@ -124,6 +124,8 @@ class MegatronStrategy(Strategy):
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
+        from spec_kit.sharding import build_torch_optimizer
+
         with _quiet():
             from spec_strategy_megatron.divided_module import divide
             from spec_strategy_megatron.held_weights import HeldWeights
@@ -164,7 +166,8 @@ class MegatronStrategy(Strategy):
             masters=dict(zip(trained, masters, strict=True)),
             divisions=divisions,
         )
-        self._optimizer.optimizer = self.optimizer.build(self._weights(hints), self._map_whole)
+        weights = self._weights(hints)
+        self._optimizer.optimizer = build_torch_optimizer(self.optimizer, weights, self._map_whole)
 
     def _weights(self, hints: ShardHints) -> list[TrainedWeight]:
         return [

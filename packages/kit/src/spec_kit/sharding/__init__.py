@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from spec_kit.sharding.rank_sums import ordered_sum
     from spec_kit.sharding.safetensors_folder import SafetensorsFolder
     from spec_kit.sharding.sharded_state import FlatShard, load_sharded, read_full, save_sharded
+    from spec_kit.sharding.torch_optimizer import build_torch_optimizer
 else:
     __getattr__ = lazy_names(__name__, __file__)
 
@@ -18,6 +19,7 @@ __all__ = [
     "Parts",
     "SafetensorsFolder",
     "TensorParallelHints",
+    "build_torch_optimizer",
     "load_sharded",
     "map_dealt",
     "ordered_sum",
