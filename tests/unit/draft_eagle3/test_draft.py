@@ -46,7 +46,7 @@ def test_accepts_what_it_can_express(options, changes):
 
 def test_vocabulary_must_hold_the_end_tokens():
     with pytest.raises(ConfigError, match="raise it"):
-        Eagle3Draft(Eagle3Config(vocab_size=1)).check_target(make_target(eos_token_ids=(3, 4)))
+        Eagle3Draft(Eagle3Config(vocab_size=2)).check_target(make_target(eos_token_ids=(3, 4, 5)))
 
 
 @pytest.mark.parametrize("layers", [[3, 2], [2, 2], []])

@@ -135,5 +135,5 @@ def test_folder_without_mask_hidden_is_refused(folder):
 def test_targets_and_options_that_do_not_fit():
     with pytest.raises(TargetError, match="at least 7 are needed"):
         PEagleDraft(make_config()).check_target(make_target(num_layers=5))
-    with pytest.raises(ConfigError, match="does not hold the target's 2 end tokens"):
-        PEagleDraft(make_config(vocab_size=1)).check_target(make_target(eos_token_ids=(1, 2)))
+    with pytest.raises(ConfigError, match="does not hold the target's 3 end tokens"):
+        PEagleDraft(make_config(vocab_size=2)).check_target(make_target(eos_token_ids=(1, 2, 3)))

@@ -34,7 +34,7 @@ class DFlashConfig(BlockConfig):
     dpace_alpha: float = pydantic.Field(0.5, ge=0, le=1)
     """``dpace`` estimates a slot's probability of acceptance as (1 − dpace_alpha) · confidence + dpace_alpha."""
 
-    vocab_size: int | None = pydantic.Field(None, ge=1)
+    vocab_size: int | None = pydantic.Field(None, ge=2)
     """Size of the draft's vocabulary, which is the most frequent supervised tokens; its head is the target's head's
     rows of these tokens. None means the target's whole vocabulary."""
     block_size: int | None = pydantic.Field(None, ge=2, le=1024)

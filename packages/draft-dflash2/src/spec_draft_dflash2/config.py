@@ -35,7 +35,7 @@ class CandidateConfig(BlockConfig):
 class DFlash2Config(CandidateConfig):
     """Options of the DFlash2 draft."""
 
-    vocab_size: int | None = pydantic.Field(None, ge=1)
+    vocab_size: int | None = pydantic.Field(None, ge=2)
     """Size of the draft's vocabulary, which is the most frequent supervised tokens; its head is the target's head's
     rows of these tokens. None means the target's whole vocabulary."""
     conv_kernel_size: int | None = pydantic.Field(None, ge=1, le=1024)

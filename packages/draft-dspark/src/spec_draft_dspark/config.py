@@ -18,7 +18,7 @@ class DSparkConfig(BlockConfig):
     takes the default named below. A run whose options contradict the folder is refused.
     """
 
-    vocab_size: int | None = pydantic.Field(None, ge=1)
+    vocab_size: int | None = pydantic.Field(None, ge=2)
     """Size of the draft's vocabulary, which is the most frequent supervised tokens; its head is the target's head's
     rows of these tokens. None means the target's whole vocabulary."""
     block_size: int | None = pydantic.Field(None, ge=1, le=1024)

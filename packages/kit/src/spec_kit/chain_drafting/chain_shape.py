@@ -47,7 +47,7 @@ class ChainConfig(DecoderConfig):
     checkpoint_activations: bool = False
     """Whether to compute each layer again in the backward pass instead of storing its activations. This saves
     memory and costs one more forward pass of the layers; results stay the same."""
-    vocab_size: int | None = Field(None, ge=1)
+    vocab_size: int | None = Field(None, ge=2)
     """Size of the draft's vocabulary, which is the most frequent supervised tokens. None means the target's
     whole vocabulary."""
     norm_before_residual: bool | None = Field(None, exclude_if=lambda switch: switch is None)
