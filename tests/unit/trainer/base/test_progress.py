@@ -42,6 +42,12 @@ def test_a_line_says_how_long_the_rest_will_take_at_the_pace_so_far(caplog, monk
     assert "left" not in lines[3]
 
 
+def test_of_a_number_of_steps_that_is_not_known_no_time_is_left(caplog):
+    with caplog.at_level(logging.INFO, "spec_trainer.base.progress"), StepProgress(None) as progress:
+        progress.show(RECORD)
+    assert caplog.records[0].getMessage() == "step 3 " + step_note(RECORD)
+
+
 def test_a_forced_colour_makes_no_terminal(monkeypatch, caplog):
     """Else a log file would hold a bar for every step."""
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -32,12 +32,15 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         title: str = "training",
         note: Callable[[Mapping[str, Any]], str] | None = None,
         unit: str = "step",
-        begun: Callable[[], None] = lambda: None,
+        begun: Callable[[Mapping[str, Any]], None] = lambda record: None,
+        *,
+        says_waits: bool = True,
     ) -> None:
         """Prepare the display.
 
         ``note`` formats a row of metrics; ``total_steps``: None if the end is unknown; ``unit``: the name of a step;
-        ``begun`` is called when the first step was made.
+        ``begun`` is called with the row of the first step that is made; ``says_waits``: whether a line every ten
+        seconds says what is waited for, which a command that may wait for days leaves out.
         """
         self._total = total_steps
         self._title = title
@@ -46,6 +49,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         self._shown = ExitStack()
         self._note = note or step_note
         self._begun = begun
+        self._says_waits = says_waits
         self._last_line_s = 0.0
         self._first: tuple[int, float] | None = None
         console = Console(stderr=True)
@@ -68,7 +72,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         now = time.monotonic()
         if self._first is None:
             self._first = (record["step"], now)
-            self._begun()
+            self._begun(record)
         last = record["step"] == self._total
         if self._bar.disable and (last or now - self._last_line_s >= _LINE_EVERY_S):
             self._last_line_s = now
@@ -93,7 +97,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
     def __enter__(self) -> Self:
         """Start the display."""
         self._bar.start()
-        if self._bar.disable and self._total is not None:  # a command without an end may wait for days
+        if self._bar.disable and self._says_waits:
             self._shown.enter_context(self._waiting)
         return self
 

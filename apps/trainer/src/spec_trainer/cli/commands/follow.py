@@ -78,7 +78,7 @@ def run_follow(spec: RunSpec) -> dict[str, Any]:
         follow = spec.config.follow
 
         def open_driver(spec: RunSpec, reservoir: Reservoir) -> AbstractContextManager[RunDriver]:
-            progress = StepProgress(None, "following")
+            progress = StepProgress(None, "following", says_waits=False)
             if follow.capture == "serving":
                 return inline_driver(spec, stop, progress, open_source=partial(_kept_states, spec, reservoir))
             opened = inline_driver if spec.config.placement.kind == "inline" else worker_driver

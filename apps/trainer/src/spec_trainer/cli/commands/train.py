@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def _train_from(
 ) -> dict[str, Any]:
     """Train to the end, from the checkpoint ``start`` or from step 0."""
 
-    def begun() -> None:
+    def begun(record: Mapping[str, Any]) -> None:
         if steps_limit is not None:
             steps_limit.begin()
             stop.request_after(steps_limit.left_s)
@@ -103,7 +104,9 @@ def _train_from(
     cut_records(spec.directory, spec.start_step)
     try:
         opened = inline_driver if spec.config.placement.kind == "inline" else worker_driver
-        with opened(spec, stop, StepProgress(spec.schedule.total_steps, begun=begun)) as driver:
+        # Steps that are timed are not the run's: its number of steps is not known yet.
+        total_steps = None if steps_limit is not None else spec.schedule.total_steps
+        with opened(spec, stop, StepProgress(total_steps, begun=begun)) as driver:
             _train_by(driver, spec)
         return spec.directory.read_summary()
     finally:
