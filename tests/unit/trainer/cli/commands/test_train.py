@@ -1,5 +1,6 @@
 """What a training command says about its steps."""
 
+import json
 import logging
 
 import pytest
@@ -17,3 +18,14 @@ def test_steps_that_are_only_timed_have_no_number_and_no_time_left(resolved, cap
     assert lines
     assert lines[0].startswith("step 1 loss ")
     assert not [line for line in lines if "100000" in line or " left" in line]
+
+
+@pytest.mark.parametrize(("draft", "size", "warns"), [("eagle3", 2, 1), ("peagle", 2, 1), ("eagle3", 90, 0)])
+def test_a_run_without_any_loss_warns_once(resolved, tmp_path, caplog, draft, size, warns):
+    rows = ({"input_ids": [n, *[50] * 20], "loss_mask": [0] + [1] * 20} for n in range(3, 23))
+    (tmp_path / "same.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = (f"data.path={tmp_path / 'same.jsonl'}", f"draft.name={draft}", f"draft.vocab_size={size}")
+    run_training(resolved(*words, "train.steps=2", "train.global_batch_tokens=40"))
+    lines = [record.getMessage() for record in caplog.records if "loss 0" in record.getMessage()]
+    assert len(lines) == warns
+    assert all(line.startswith("step 1: loss 0: ") and "draft.vocab_size" in line for line in lines)

@@ -28,6 +28,11 @@ from spec_trainer.workers.worker_driver import worker_driver
 
 log = logging.getLogger(__name__)
 
+_NO_LOSS = (
+    "its batch trains nothing; either no token is supervised, or the draft's vocabulary (draft.vocab_size) has none of "
+    "the tokens that the target prefers there: raise it, or train on the target's own answers (spec-trainer regenerate)"
+)
+
 
 def run_training(
     spec: RunSpec,
@@ -96,6 +101,8 @@ def _train_from(
     """Train to the end, from the checkpoint ``start`` or from step 0."""
 
     def begun(record: Mapping[str, Any]) -> None:
+        if record["loss"] == 0:
+            log.warning("step %d: loss 0: %s", record["step"], _NO_LOSS)
         if steps_limit is not None:
             steps_limit.begin()
             stop.request_after(steps_limit.left_s)
