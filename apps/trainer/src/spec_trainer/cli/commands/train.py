@@ -29,8 +29,9 @@ from spec_trainer.workers.worker_driver import worker_driver
 log = logging.getLogger(__name__)
 
 _NO_LOSS = (
-    "its batch trains nothing; either no token is supervised, or the draft's vocabulary (draft.vocab_size) has none of "
-    "the tokens that the target prefers there: raise it, or train on the target's own answers (spec-trainer regenerate)"
+    "its batch trains nothing: either no token is supervised, or the draft's vocabulary (draft.vocab_size) has "
+    "none of the tokens that the target prefers there; raise it, or train on the target's own answers "
+    "(spec-trainer regenerate)"
 )
 
 
