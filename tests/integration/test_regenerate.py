@@ -165,6 +165,22 @@ def test_greedy_answers_are_the_same_however_many_rows_are_in_progress(
     assert others == [first, first]
 
 
+def test_answers_are_the_same_if_their_prompts_are_rendered_again(
+    answered: Path, target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first prompts stay from the check; here none, and then all do."""
+    request = RegenerationRequest(
+        target=str(target), data=str(prompts), output=tmp_path / "answers.jsonl", max_new_tokens=24, seed=3
+    )
+    first = prepare_regeneration(request, [])
+    assert next(first.rows(())).conversation is next(first.rows(())).conversation
+    monkeypatch.setattr("spec_trainer.cli.commands.regenerate._KEPT_TOKENS", 0)
+    again = prepare_regeneration(request, [])
+    assert next(again.rows(())).conversation is not next(again.rows(())).conversation
+    regenerate_answers(request)
+    assert request.output.read_text() == answered.read_text()
+
+
 def test_done_it_says_so_and_starts_no_engine(
     words: Callable[..., list[str]], command_line: Callable[..., Any], answered: Path
 ) -> None:

@@ -7,9 +7,9 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spec_core import Engine, TargetSpec, foreign_errors
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 _WARM_UP_ROWS = 16
 """Number of rows with which an engine warms up."""
+_KEPT_TOKENS = 1_000_000
+"""Tokens of the first prompts, which are kept from the check: rendering them anew would let a fast engine wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,8 @@ class Regeneration:
     """Digest of the rows and their images."""
     rows_digest: str = ""
     """Digest of the rows alone."""
+    opened: Mapping[int, Conversation] = field(default_factory=dict)
+    """The first conversations, by the index of their row."""
 
     @property
     def longest(self) -> int:
@@ -80,7 +84,8 @@ class Regeneration:
         for number, source in enumerate(read_rows(self.request.data)):
             digest.update(_bytes_of(source))
             if number not in answered and number not in self.left_out:
-                yield RowInProgress(number, source.content, self.open(source.content))
+                conversation = self.opened.get(number) or self.open(source.content)
+                yield RowInProgress(number, source.content, conversation)
         if digest.hexdigest() != self.rows_digest:
             raise DataError(
                 f"data {self.request.data!r} has changed while it was answered; begin a new output"
@@ -165,9 +170,11 @@ def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> 
 
 
 def _check_rows(work: Regeneration) -> Regeneration:
-    """Parse every row once, so that a bad row is found before the engine starts; keep none of them."""
+    """Parse every row once, so that a bad row is found before the engine starts; keep the first ones."""
     num_rows = 0
+    num_tokens = 0
     left_out = set[int]()
+    kept = dict[int, Conversation]()
     rows = _new_digest()
     images = _new_digest()
     for number, source in enumerate(read_rows(work.request.data)):
@@ -182,6 +189,9 @@ def _check_rows(work: Regeneration) -> Regeneration:
             left_out.add(number)
         else:
             images.update("".join(image.digest for image in opened.sources).encode())
+            num_tokens += len(opened.prompt)
+            if num_tokens <= _KEPT_TOKENS and not opened.sources:
+                kept[number] = opened
     if len(left_out) == num_rows:
         raise DataError(f"data {work.request.data!r} holds no row that can be answered")
     return replace(
@@ -190,6 +200,7 @@ def _check_rows(work: Regeneration) -> Regeneration:
         left_out=frozenset(left_out),
         rows_digest=rows.hexdigest(),
         data_digest=f"{rows.hexdigest()}-{images.hexdigest()}",
+        opened=kept,
     )
 
 
