@@ -10,9 +10,8 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import DataError
 from spec_trainer.data.end_of_turn import EndTokens
-from spec_trainer.data.errors import BadRow, row_errors
+from spec_trainer.data.errors import BadRow, UnusableTemplate, row_errors
 from spec_trainer.data.image_parts import count_images
 from spec_trainer.data.layout import PLACEHOLDER, Layout
 from spec_trainer.data.render_process import OverLimit, TemplateUnreadable, render_process
@@ -62,7 +61,7 @@ class Rendering:
 
 
 class ChatRenderer:
-    """Renders conversations with a chat template. Raises DataError if no template is configured or found."""
+    """Renders conversations with a chat template. Raises UnusableTemplate if none is configured or found."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ChatConfig) -> None:
         """Use the chat template and variables of ``config``; by default the template of ``tokenizer``."""
@@ -237,11 +236,11 @@ class ChatRenderer:
             except TemplateUnreadable as error:  # no row can be rendered
                 raise self._unreadable(*error.args) from error
 
-    def _unreadable(self, line: int, problem: str) -> DataError:
+    def _unreadable(self, line: int, problem: str) -> UnusableTemplate:
         of = "in data.chat_template" if self._config.chat_template else f"of '{self._tokenizer.name_or_path}'"
-        return DataError(
-            f"the chat template {of} is no template of jinja: line {line}: {problem}; mend it, or set "
-            "data.chat_template to the file of another"
+        return UnusableTemplate(
+            f"the chat template {of} is no template of jinja: line {line}: {problem}",
+            "mend it, or set data.chat_template to the file of another",
         )
 
     def _template(self, chat: Chat) -> str:
@@ -250,10 +249,10 @@ class ChatRenderer:
         with suppress(Exception):
             template = template or self._tokenizer.get_chat_template(tools=chat.tools)
         if not isinstance(template, str):
-            raise DataError(
-                f"the tokenizer in '{self._tokenizer.name_or_path}' has no chat template, which conversations need: "
+            raise UnusableTemplate(
+                f"the tokenizer in '{self._tokenizer.name_or_path}' has no chat template, which conversations need",
                 "put its chat_template.jinja there, set data.chat_template to a file, or give rows of text or of "
-                "input_ids with loss_mask"
+                "input_ids with loss_mask",
             )
         return _undated(template)
 

@@ -35,6 +35,19 @@ class BadRow(DataError):
         return str(self).partition(": ")[0]
 
 
+class UnusableTemplate(DataError):
+    """A chat template that is missing or cannot be read; its ``problem`` stands without what to do about it."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        """Set what is wrong, and what to do where ``data.chat_template`` can be set."""
+        super().__init__(problem, remedy)  # both, so that it passes between processes
+        self.problem = problem
+
+    def __str__(self) -> str:
+        """Return the problem and the remedy in one line."""
+        return "; ".join(self.args)
+
+
 @contextmanager
 def row_errors(reason: str) -> Iterator[None]:
     """Raise BadRow for any foreign error in the block; RunError if the machine is at fault, not the row."""

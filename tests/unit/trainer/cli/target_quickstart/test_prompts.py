@@ -20,6 +20,7 @@ from spec_trainer.cli.target_quickstart.work import check_request
 from spec_trainer.data.tokens import Encoder
 
 from .....byte_chats import byte_chat_target
+from .....chat_templates import byte_tokenizer
 
 END = 257
 """The id of <|im_end|>."""
@@ -47,17 +48,44 @@ def test_the_text_before_a_question_is_the_templates(target):
     assert prefix.end == END
 
 
-def test_without_a_template_data_is_asked_for(make_target, tmp_path):
+@pytest.fixture
+def without_template(make_target):
+    """A target whose tokenizer has no chat template."""
     folder = make_target("llama", vocab_size=260, eos_token_id=2)
-    from .....chat_templates import byte_tokenizer
-
     byte_tokenizer(
         ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|pad|>"), None, "<|im_end|>"
     ).save_pretrained(folder)
+    return folder
+
+
+def test_without_a_template_data_is_asked_for(without_template):
     with pytest.raises(
         DataError, match=r"without --data the target writes the prompts, but .*; or give --data"
+    ) as caught:
+        prompts.check_source(Encoder(without_template, 260), None)
+    assert "data.chat_template" not in str(caught.value)
+
+
+def test_without_a_template_conversations_name_no_key_that_the_command_does_not_take(
+    without_template, tmp_path
+):
+    data = tmp_path / "chats.jsonl"
+    data.write_text(json.dumps({"messages": [{"role": "user", "content": "why?"}]}) + "\n")
+    output = tmp_path / "out"
+    work = check_request(
+        TargetQuickstart(
+            target=str(without_template),
+            data=str(data),
+            draft="eagle3",
+            engine="hf",
+            backend="cpu",
+            output=output,
+        )
+    )
+    with pytest.raises(
+        DataError, match=r"no chat template.*; put a chat_template\.jinja there, or give --data"
     ):
-        prompts.check_source(Encoder(folder, 260), None)
+        rows_of_data(work, [], 0, 1)
 
 
 @pytest.mark.parametrize(

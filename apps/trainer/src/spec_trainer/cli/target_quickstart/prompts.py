@@ -16,7 +16,7 @@ import numpy as np
 
 from spec_core.errors import DataError
 from spec_core.records import GenerationRequest, SamplingParams
-from spec_trainer.data.errors import BadRow
+from spec_trainer.data.errors import BadRow, UnusableTemplate
 from spec_trainer.data.rows import Chat
 from spec_trainer.data.sources import read_rows
 from spec_trainer.measure.regeneration.conversation import open_conversation
@@ -38,6 +38,7 @@ THE_TARGET = "the target itself"
 """The source of prompts that the target has written."""
 _MARK = "QUESTIONMARKED"
 """A text in place of a question, by which the text before a question is found."""
+_ADD_TEMPLATE = "put a chat_template.jinja there"
 _LONGEST_QUESTION = 128
 """Largest number of tokens of a question that the target writes; an unfinished one is left out."""
 
@@ -72,8 +73,9 @@ def check_source(encoder: Encoder, data: str | None) -> None:
     try:
         question_prefix(encoder)
     except DataError as error:
+        problem = f"{error.problem}; {_ADD_TEMPLATE}" if isinstance(error, UnusableTemplate) else error
         raise DataError(
-            f"without --data the target writes the prompts, but {error}; or give --data"
+            f"without --data the target writes the prompts, but {problem}; or give --data"
         ) from error
 
 
@@ -134,6 +136,8 @@ def _prompt(work: Work, content: Any) -> tuple[object, ...] | None:
         opened = open_conversation(content, work.encoder, work.target.eos_token_ids, work.lengths.prompt)
     except BadRow:
         return None
+    except UnusableTemplate as error:
+        raise DataError(f"{error.problem}; {_ADD_TEMPLATE}, or give --data with rows of text") from error
     return *opened.prompt, *(image.digest for image in opened.sources)
 
 
