@@ -24,6 +24,9 @@ class Hub:
         self.files: dict[str, dict[str, bytes]] = defaultdict(dict)
         self.stored: dict[str, bytes] = {}
         self.is_full = False
+        self.may_answer = threading.Event()
+        """Whether requests are answered; until then they wait."""
+        self.may_answer.set()
         self.url = ""
 
 
@@ -32,6 +35,7 @@ class Routes(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        self.hub.may_answer.wait()
         if self.path != "/api/whoami-v2":
             self._send(404, {"error": "not found"})
         elif self.headers["Authorization"] == f"Bearer {TOKEN}":
@@ -44,6 +48,7 @@ class Routes(BaseHTTPRequestHandler):
         self._send(200, {})
 
     def do_POST(self) -> None:
+        self.hub.may_answer.wait()
         body = self._body()
         if self.path == "/api/repos/create":
             fields = json.loads(body)
@@ -121,6 +126,7 @@ def hub(monkeypatch):
     for module in ("_commit_api", "hf_api"):
         monkeypatch.setattr(f"huggingface_hub.{module}.is_xet_available", lambda: False)
     yield hub
+    hub.may_answer.set()
     server.shutdown()
     server.server_close()
 
@@ -183,3 +189,16 @@ def test_without_a_network_it_is_said(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="does not answer as one"):
         check_upload("me/draft")
+
+
+def test_a_hub_that_never_answers_is_not_waited_for(hub, folder, monkeypatch):
+    for limit in ("_ASK_S", "_TAKE_S"):
+        monkeypatch.setattr(f"spec_trainer.base.hub.{limit}", 0.2)
+    hub.may_answer.clear()
+    with pytest.raises(ConfigError, match=r"--push-to-hub=me/draft: the hub at .* does not answer") as raised:
+        check_upload("me/draft")
+    assert "\n" not in str(raised.value)
+    with pytest.raises(
+        RunError, match=r"is written, but me/draft did not get it: the hub at .* does not answer"
+    ):
+        upload_folder(folder, "me/draft")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +15,9 @@ from spec_core.foreign import cause
 from spec_core.wording import shortened
 
 _ASK_S = 10.0
-"""Seconds in which the hub must answer whether it has a repository; the client's default is minutes."""
+"""Seconds in which the hub must answer a question; the client's default is minutes, or no limit."""
+_TAKE_S = 120.0
+"""Seconds in which the hub must answer each part of an upload; the client's default is no limit."""
 
 HUB_NAME = "a name of the hub is owner/name, such as Qwen/Qwen3-8B"
 _FILES_OF_A_TARGET = ["*.json", "*.safetensors", "*.jinja", "*.model"]
@@ -69,7 +73,8 @@ def check_upload(name: str) -> None:
 
     hub = HfApi()
     try:
-        hub.whoami()
+        with _answers_within(_ASK_S):
+            hub.whoami()
     except LocalTokenNotFoundError as error:
         raise ConfigError(f"--push-to-hub={name}: log in with `hf auth login`, or set HF_TOKEN") from error
     except Exception as error:
@@ -85,14 +90,29 @@ def upload_folder(folder: Path, name: str) -> str:
 
     hub = HfApi()
     try:
-        address = hub.create_repo(name, private=True, exist_ok=True)
-        hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Add the draft")
+        with _answers_within(_TAKE_S):
+            address = hub.create_repo(name, private=True, exist_ok=True)
+            hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Add the draft")
     except Exception as error:
         raise RunError(
             f"{folder} is written, but {name} did not get it: {_reason(error, hub.endpoint, 'model')}; to try again: "
             f"hf upload --private {name} {shlex.quote(str(folder))}"
         ) from error
     return str(address)
+
+
+@contextmanager
+def _answers_within(seconds: float) -> Iterator[None]:
+    """Let the hub's client wait only so long for each answer, where its calls take no limit of their own."""
+    from huggingface_hub import get_session
+
+    client = get_session()
+    before = client.timeout
+    client.timeout = seconds
+    try:
+        yield
+    finally:
+        client.timeout = before
 
 
 def hub_problem(name: str, kind: Literal["model", "dataset"]) -> str | None:
