@@ -1,5 +1,6 @@
 """A server that hangs delays no stop, and one that fails again and again fills no log."""
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -56,3 +57,19 @@ def test_a_server_whose_answers_are_wrong_is_logged_once(server, caplog) -> None
     server.answer = (500, {"error": "out of memory"})
     assert found.take() == []
     assert "out of memory" in caplog.messages[-1]
+
+
+def test_a_line_every_ten_seconds_says_that_no_server_answers(server, caplog, monkeypatch) -> None:
+    caplog.set_level(logging.INFO, "spec_trainer.live.traffic")
+    monkeypatch.setattr(traffic, "_LINE_EVERY_S", 0.0)
+    found = opened(server)
+    server.answer = (500, {"error": "out of memory"})
+    for _ in range(3):
+        found.take()
+    assert [line.partition(": ")[0] for line in caplog.messages[1:]] == [
+        "no server of follow.servers answers"
+    ] * 2
+    server.pieces = iter([(200, ANSWER)])
+    server.answer = (200, {"requests": [], "left": 0, "stored": 0, "left_out": {}})
+    found.take()
+    assert "answers again" in caplog.messages[-1]

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _LONGEST_TAKE_S = 10.0
 """Seconds after which one ``take`` requests nothing more from a server, even if more requests are left."""
 
+_LINE_EVERY_S = 10.0
+"""Seconds between two lines that say that no server answers."""
 _CHECK_S = 0.1
 """Seconds between two looks whether the command is to stop."""
 _GRACE_S = 5.0
@@ -43,6 +45,25 @@ class TakenRequest(NamedTuple):
     states: Tensor | str | None
     """Hidden states of the request's first tokens that the server has captured, or the reason why there are none.
     None if the command itself captures features."""
+
+
+class _Silence:
+    """Logs a line every ten seconds while no server answers."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+        self._said_s = 0.0
+
+    def note(self, *, answers: bool) -> None:
+        """Note whether a server answers now."""
+        now_s = time.monotonic()
+        if answers:
+            self._began_s = None
+        elif self._began_s is None:
+            self._began_s = self._said_s = now_s
+        elif now_s - self._said_s >= _LINE_EVERY_S:
+            self._said_s = now_s
+            log.info("no server of follow.servers answers: %.0f s so far", now_s - self._began_s)
 
 
 class Traffic:
@@ -60,6 +81,7 @@ class Traffic:
         """Addresses of servers that are known to capture ``schema``."""
         self._problems: dict[str, str] = {}
         self._left_out: dict[str, Counter[str]] = {}
+        self._silence = _Silence()
         self.versions: dict[str, int | None] = {}
         """Address -> draft version of each server that answered the last ``take``."""
         self.acceptance_lengths: dict[str, float] = {}
@@ -78,7 +100,8 @@ class Traffic:
     def take(self, should_stop: Callable[[], bool] = lambda: False) -> list[TakenRequest]:
         """Return the requests that the servers have stored since the last call.
 
-        A server that fails is logged once, and is asked again in the next call. If ``should_stop()`` becomes true,
+        A server that fails is logged once, and is asked again in the next call; a line every ten seconds says that no
+        server answers. If ``should_stop()`` becomes true,
         return soon, with the requests that have come by then. Raise ConfigError if a server does not capture the
         features that the draft needs.
         """
@@ -92,6 +115,7 @@ class Traffic:
             if time.monotonic() >= deadline_s:
                 return list(taken)
         fetch.result()
+        self._silence.note(answers=bool(self.versions))
         return taken
 
     def _fetch(self, taken: list[TakenRequest], should_stop: Callable[[], bool]) -> None:
