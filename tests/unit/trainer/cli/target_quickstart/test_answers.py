@@ -10,6 +10,7 @@ from spec_trainer.cli.target_quickstart import answers
 from spec_trainer.cli.target_quickstart.engine import AnsweringEngine
 from spec_trainer.cli.target_quickstart.folder import read_all, read_document, write_document, write_rows
 from spec_trainer.cli.target_quickstart.work import check_request
+from spec_trainer.configuration.chat import meta_of_answers
 
 LONG_S = 600.0
 
@@ -37,6 +38,7 @@ def test_after_hardly_any_answer_shorter_ones_are_given(begun):
     rows = read_all(one.training)
     assert len(rows) == 12
     assert max(sum(row["loss_mask"]) for row in rows) <= 30
+    assert read_document(meta_of_answers(one.answers))["settings"]["temperature"] == 0
 
 
 @pytest.mark.parametrize(("longest", "whole_s"), [(24, LONG_S), (60, 0)])

@@ -96,7 +96,10 @@ class Regeneration:
         """The sampling parameters for the engine."""
         request = self.request
         return SamplingParams(
-            max_new_tokens=request.max_new_tokens, temperature=request.temperature, top_p=request.top_p
+            max_new_tokens=request.max_new_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            with_margins=False,
         )
 
     @property

@@ -18,7 +18,11 @@ from spec_trainer.cli.target_quickstart.folder import (
     write_document,
     write_rows,
 )
-from spec_trainer.cli.target_quickstart.recipe import FEWEST_ANSWER_TOKENS, answer_tokens
+from spec_trainer.cli.target_quickstart.recipe import (
+    ANSWER_TEMPERATURE,
+    FEWEST_ANSWER_TOKENS,
+    answer_tokens,
+)
 from spec_trainer.cli.target_quickstart.work import Work
 from spec_trainer.measure.regeneration.request import RegenerationRequest
 
@@ -69,7 +73,7 @@ def _answer(work: Work, engine: AnsweringEngine, one: Round, limit: TimeLimit) -
         engine=work.engine,
         backend=work.machine.backend,
         max_new_tokens=read_document(one.answer_settings)["max_new_tokens"],
-        seed=work.request.seed if work.machine.is_cpu else None,  # vLLM on a GPU draws seeded rows one by one
+        temperature=ANSWER_TEMPERATURE,
         on_bad_row="skip",
     )
     regenerate_answers(request, work.engine_words, limit, engine.started)

@@ -200,7 +200,8 @@ def _samples(
         if limit.is_over:
             return None
         counts.position += 1
-        seed = pass_seed(work.request.seed, "question", counts.position)
+        seeded = work.machine.is_cpu  # vLLM on a GPU draws seeded rows one by one
+        seed = pass_seed(work.request.seed, "question", counts.position) if seeded else None
         return GenerationRequest(prompt=prefix.token_ids, seed=seed)
 
     for _, answer in engine.generate_unordered(next_request, sampling):

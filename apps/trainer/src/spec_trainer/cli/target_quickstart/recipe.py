@@ -25,6 +25,8 @@ _LONG_CPU_S, _LONG_GPU_S = 600.0, 3600.0
 """Budgets from which the chain is unrolled further: each step of it costs about as much as the first."""
 _FEWEST_BATCHES = 8
 """Least number of batches in a pass over the data: with fewer steps a draft hardly leaves its initial weights."""
+ANSWER_TEMPERATURE = 0.0
+"""Temperature of the answers: a first draft learns most, and fastest, from the words that a server gives most often."""
 FEWEST_ANSWER_TOKENS = 24
 """Least length of an answer: shorter ones are hardly more than their first words."""
 _ANSWERS_IN_TURN = 3
@@ -170,7 +172,7 @@ def lengths(target: TargetSpec, machine: Machine) -> Lengths:
 
 def answers_per_s(machine: Machine) -> int:
     """Return a number of answers a second that is never reached; it limits the prompts that are taken from data."""
-    return 1 if machine.is_cpu else 32
+    return 1 if machine.is_cpu else 16
 
 
 def prompts_held_out(budget_s: float, machine: Machine) -> int:
