@@ -14,7 +14,10 @@ def build_torch_optimizer(
     plugin: Optimizer, weights: Sequence[TrainedWeight], map_whole: MapWhole
 ) -> torch.optim.Optimizer:
     """Return what the plugin builds for these weights. Raise PluginError if it is no torch optimizer (G2)."""
-    built: object = plugin.build(weights, map_whole)
+    return _checked(plugin, plugin.build(weights, map_whole))
+
+
+def _checked(plugin: Optimizer, built: object) -> torch.optim.Optimizer:
     if isinstance(built, torch.optim.Optimizer):
         return built
     kind = type(plugin)

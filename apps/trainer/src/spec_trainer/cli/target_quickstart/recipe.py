@@ -26,7 +26,7 @@ _LONG_CPU_S, _LONG_GPU_S = 600.0, 3600.0
 _FEWEST_BATCHES = 8
 """Least number of batches in a pass over the data: with fewer steps a draft hardly leaves its initial weights."""
 ANSWER_TEMPERATURE = 0.0
-"""Temperature of the answers: a first draft learns most, and fastest, from the words that a server gives most often."""
+"""Temperature of the answers: a first draft learns most from the words that a server gives most often."""
 FEWEST_ANSWER_TOKENS = 24
 """Least length of an answer: shorter ones are hardly more than their first words."""
 _ANSWERS_IN_TURN = 3
