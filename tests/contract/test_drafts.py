@@ -87,7 +87,7 @@ class TestDFlashDraft(BlockDraftSuite):
             {},
             {"num_layers": 1, "sliding_window": 4, "loss": "dpace"},
             {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 4, "loss": "soft"},
-            {"vocab_size": 60, "loss": "lk_lambda"},
+            {"vocab_size": 60, "loss": "lk_lambda", "opd": True},
         ],
         ids=["full", "sliding", "mixed", "reduced"],
     )
@@ -102,7 +102,8 @@ class TestDFlash2Draft(BlockDraftSuite):
         return DFlash2Draft
 
     @pytest.fixture(
-        params=[{}, {"ce_weight": 1.0, "soft_weight": 0.0}, {"vocab_size": 60}], ids=["soft", "ce", "reduced"]
+        params=[{}, {"ce_weight": 1.0, "soft_weight": 0.0}, {"vocab_size": 60, "opd": True}],
+        ids=["soft", "ce", "reduced"],
     )
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
         """Blocks of as many guesses as the suite drafts."""
@@ -116,7 +117,10 @@ class TestLiLiCorrDraft(BlockDraftSuite):
         return LiLiCorrDraft
 
     @pytest.fixture(
-        params=[{"conv_group_size": 8}, {"conv_kernel_size": 0, "margin_weight": 0.1, "soft_weight": 1.0}],
+        params=[
+            {"conv_group_size": 8},
+            {"conv_kernel_size": 0, "margin_weight": 0.1, "soft_weight": 1.0, "opd": True},
+        ],
         ids=["convolutions", "plain"],
     )
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
@@ -133,7 +137,7 @@ class TestDSparkDraft(BlockDraftSuite):
     @pytest.fixture(
         params=[
             {},
-            {"markov_head": "gated", "confidence_with_markov": False},
+            {"markov_head": "gated", "confidence_with_markov": False, "opd": True},
             {"markov_head": "rnn", "confidence": False},
             {"vocab_size": 60},
         ],

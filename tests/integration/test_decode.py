@@ -39,6 +39,9 @@ SIZE = quickstart.QuickstartSize(
 CHAIN = {"draft__num_steps": 3}
 OPD = CHAIN | {"draft__opd": True}
 BLOCKS = {"draft__name": "dflash", "draft__block_size": 4, "draft__num_layers": 2, "draft__loss": "soft"}
+JUDGED_BLOCKS = {
+    "draft__name": "dspark", "draft__block_size": 3, "draft__num_layers": 2, "draft__gamma": 2.0, "draft__opd": True,
+}  # fmt: skip
 
 ON_POLICY = {
     "decode__on_policy": True,
@@ -153,7 +156,7 @@ def test_a_run_that_is_killed_anywhere_ends_as_if_it_were_not(lab, undisturbed, 
     assert (output / "summary.json").read_text() == complete
 
 
-@pytest.fixture(scope="module", params=[OPD, BLOCKS], ids=["eagle3", "dflash"])
+@pytest.fixture(scope="module", params=[OPD, BLOCKS, JUDGED_BLOCKS], ids=["eagle3", "dflash", "dspark"])
 def on_policy(lab: launching.Lab, request: pytest.FixtureRequest) -> Path:
     output = lab.folder / f"on-policy-{len(request.param)}"
     lab.train_here(output, **ON_POLICY, **request.param)

@@ -1,7 +1,9 @@
 """Steps of drafts in blocks: the tests that DFlash, DFlash2 and DSpark share."""
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -48,6 +50,8 @@ class BlockStepSuite(DraftStepSuite):
 
     measured: ClassVar[Sequence[Mapping[str, object]]] = ({},)
     """Options of drafts whose tensors are measured."""
+    distilled: ClassVar[Sequence[Mapping[str, object]]] = ({},)
+    """Options of drafts that are trained with Draft-OPD."""
 
     def documents(
         self, config: Any, lengths: list[int], seed: int, dtype: torch.dtype = torch.float64, **changes: Any
@@ -78,23 +82,58 @@ class BlockStepSuite(DraftStepSuite):
     def test_guesses_that_were_judged_equal_the_dense_reference(self, options):
         """Rounds of three guesses: blocks of two train two of them, blocks of five all three."""
         for guesses in (2, 5):
-            config = self.cases.make_config(**options, block_size=guesses + self.first_guess, num_anchors=50)
-            target, documents = make_target(), self.documents(config, LENGTHS, 5)
-            decode(documents, seed=guesses)
-            for document in documents:
-                document.anchors = [
-                    last for last in document.rounds if counted_slots(document, last, guesses + 1)
-                ]
-            module = self.cases.make_model(target, config, torch.float64)
-            _, result = assert_equals_the_reference(self.cases, module, documents, target, (GAPS, 0))
-            assert [count > 0 for count in result.counted] == [place < 3 for place in range(guesses)]
+            self.assert_judged(options, guesses)
+
+    @pytest.mark.usefixtures("small_chunks")
+    def test_draft_opd_equals_the_dense_reference(self):
+        for options, guesses in itertools.product(self.distilled, (2, 5)):
+            result = self.assert_judged({**options, "opd": True}, guesses)
+            assert min(result.denominators[-2:]) > 1
+
+    def assert_judged(self, options: Mapping[str, object], guesses: int) -> Any:
+        """A step on an engine's rounds of three guesses equals the reference; return the reference's result."""
+        config = self.cases.make_config(**options, block_size=guesses + self.first_guess, num_anchors=50)
+        target, documents = make_target(), self.judged_documents(config, guesses)
+        for document in documents:
+            document.anchors = [
+                last for last in document.rounds if counted_slots(document, last, guesses + 1)
+            ]
+        module = self.cases.make_model(target, config, torch.float64)
+        _, result = assert_equals_the_reference(self.cases, module, documents, target, (GAPS, 0))
+        assert [count > 0 for count in result.counted] == [place < 3 for place in range(guesses)]
+        return result
+
+    def judged_documents(self, config: Any, seed: int) -> list[Document]:
+        documents = self.documents(config, LENGTHS, 5)
+        decode(documents, seed=seed)
+        return documents
+
+    def test_an_evaluation_has_the_same_loss_with_draft_opd(self):
+        """Its batches say nothing of guesses, so there is nothing to judge."""
+        for options in self.distilled:
+            target, losses = make_target(), []
+            for opd in (False, True):
+                config = self.cases.make_config(**options, opd=opd)
+                documents = self.documents(self.cases.make_config(**options, opd=True), LENGTHS, 5)
+                batch, counts, ops = step_arguments(self.cases.Draft(config), target, documents)
+                module = self.cases.make_model(target, config, torch.float64)
+                losses.append(module(replace(batch, evaluates=True), counts, ops).loss.item())
+            assert losses[0] == losses[1] > 0.1
 
     def test_four_ranks_take_the_same_step(self, options):
         """Rank r trains every fourth sample; three of six have more anchors than are drawn. Ids stay,
         and the denominator is the global batch's."""
-        target, config = make_target(), self.cases.make_config(**options, num_anchors=4)
+        config = self.cases.make_config(**options, num_anchors=4)
+        self.assert_four_ranks(config, self.documents(config, LENGTHS, 5))
+
+    def test_four_ranks_take_the_same_step_with_draft_opd(self):
+        for options in self.distilled:
+            config = self.cases.make_config(**options, opd=True)
+            self.assert_four_ranks(config, self.judged_documents(config, 5))
+
+    def assert_four_ranks(self, config: Any, documents: list[Document]) -> None:
+        target = make_target()
         module = self.cases.make_model(target, config, torch.float64)
-        documents = self.documents(config, LENGTHS, 5)
         batch, counts, ops = step_arguments(self.cases.Draft(config), target, documents, GAPS)
         whole = module(batch, counts, ops)
         whole.loss.backward()

@@ -50,32 +50,34 @@ def head_of(ops, reduced):
 class BlockStep:
     """A step of random inputs of a loss of blocks with so many guesses."""
 
-    def __init__(self, guesses):
+    def __init__(self, guesses, judged=False):
         documents = random_documents(make_target(), [14, 9], 3, num_states=6, dtype=torch.float64)
+        if judged:
+            decode(documents, seed=2)
         self.batch = make_batch(documents, [1, 0])
         self.blocks = Blocks.of(self.batch, BlockRule(BlockConfig(num_anchors=50, anchor_share=1), guesses))
         self.places = len(self.blocks.anchor_A), guesses
 
     def output(self, loss, inputs):
         counted = CountedGuesses.of(self.blocks, CPU)
-        output = loss(inputs, self.batch, counted, torch.tensor([7.0], dtype=torch.float64))
+        output = loss(inputs, self.batch, counted, torch.tensor([7.0, 5.0, 2.0], dtype=torch.float64))
         output.loss.backward()
         return output
 
 
-def dflash(ops, kind, reduced):
-    step = BlockStep(guesses=4)
+def dflash(ops, kind, reduced, opd=False):
+    step = BlockStep(4, opd)
     states = drawing()(*step.places, 16).requires_grad_()
     weight_S = guess_weights(4, 2.5)
     parts = {"ops": ops, "head": head_of(ops, reduced), "kernels": DFlashKernels()}
-    loss = BlockLoss(**parts, kind=kind, weight_S=weight_S, alpha=0.5)
+    loss = BlockLoss(**parts, kind=kind, weight_S=weight_S, alpha=0.5, opd=opd)
     return step.output(loss, states), [states.grad]
 
 
-def dflash2(ops, top_k, reduced):
-    step, draw, rank = BlockStep(guesses=3), drawing(), dflash2_cases.SIZES["selector_rank"]
+def dflash2(ops, top_k, reduced, opd=False):
+    step, draw, rank = BlockStep(3, opd), drawing(), dflash2_cases.SIZES["selector_rank"]
     sizes = {"selector_top_k": top_k, **({"vocab_size": 15} if reduced else {})}
-    config = dflash2_cases.make_config(**sizes, ce_weight=0.4, soft_weight=0.6)
+    config = dflash2_cases.make_config(**sizes, ce_weight=0.4, soft_weight=0.6, opd=opd)
     shapes = (*step.places, 16), (*step.places, rank), (29, rank)
     inputs = SelectorInputs(*(draw(*shape).requires_grad_() for shape in shapes))
     shape = DFlash2Draft(config).shape(make_target())
@@ -87,7 +89,7 @@ def dflash2(ops, top_k, reduced):
 
 def lilicorr(ops, config, head):
     """The path head's weights are whole on each shard."""
-    step, draw, head = BlockStep(guesses=3), drawing(), deepcopy(head)
+    step, draw, head = BlockStep(3, config.opd), drawing(), deepcopy(head)
     states, anchors = (draw(*shape).requires_grad_() for shape in ((*step.places, 16), (step.places[0], 16)))
     loss = PathLoss(
         ops=ops,
@@ -99,15 +101,15 @@ def lilicorr(ops, config, head):
         path_head=head,
     )
     has_anchor = step.blocks.anchor_A > step.blocks.start_A
-    denominators = torch.tensor([7.0, 9.0], dtype=torch.float64)
+    denominators = torch.tensor([7.0, 9.0, 5.0, 2.0], dtype=torch.float64)
     output = loss(PathInputs(states, anchors, has_anchor), step.batch, step.blocks, denominators)
     output.loss.backward()
     return output, [states.grad, anchors.grad, *(weight.grad for weight in head.parameters())]
 
 
-def dspark(ops, confidence, reduced):
+def dspark(ops, confidence, reduced, opd=False):
     """W2's gradient is of the local rows, placed at their tokens."""
-    step, draw, rank = BlockStep(guesses=4), drawing(), dspark_cases.RANK
+    step, draw, rank = BlockStep(4, opd), drawing(), dspark_cases.RANK
     head, states, bias = head_of(ops, reduced), draw(*step.places, 16), draw(*step.places, rank)
     table, raw = draw(29, rank), draw(*step.places)
     inputs = HeadInputs(
@@ -116,7 +118,7 @@ def dspark(ops, confidence, reduced):
         bias_Vr=table.requires_grad_()[head.ids_V],
         confidence_AS=raw.requires_grad_() if confidence else None,
     )
-    options, weight_S = dspark_cases.make_config(), guess_weights(4, 4.0)
+    options, weight_S = dspark_cases.make_config(opd=opd), guess_weights(4, 4.0)
     loss = GuessLoss(ops=ops, head=head, kernels=BlockKernels(), options=options, weight_S=weight_S)
     output = step.output(loss, inputs)
     grads = [states.grad, bias.grad, table.grad[slice(*ops.vocab_range)]]
@@ -176,3 +178,25 @@ def test_shards_of_eagle3_agree_with_the_whole(kind):
 
 def test_shards_of_judged_guesses_agree_with_the_whole():
     assert_shards_agree(partial(eagle3, kind="ce", num_weights=2), rows=[1])
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("kind", ["ce", "lk_lambda"])
+def test_shards_of_dflash_with_draft_opd_agree_with_the_whole(kind, reduced):
+    assert_shards_agree(partial(dflash, kind=kind, reduced=reduced, opd=True))
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_shards_of_dspark_with_draft_opd_agree_with_the_whole(reduced):
+    assert_shards_agree(partial(dspark, confidence=True, reduced=reduced, opd=True), rows=[2])
+
+
+@pytest.mark.parametrize(("cut", "reduced"), [(17, False), (24, True)])
+def test_shards_of_dflash2_with_draft_opd_agree_with_the_whole(cut, reduced):
+    assert_shards_agree(partial(dflash2, top_k=5, reduced=reduced, opd=True), cut)
+
+
+def test_shards_of_lilicorr_with_draft_opd_agree_with_the_whole():
+    config = lilicorr_cases.make_config(lilicorr_candidate_topk=16, opd=True)
+    head = lilicorr_cases.make_model(make_target(), config, torch.float64).lilicorr
+    assert_shards_agree(partial(lilicorr, config=config, head=head))

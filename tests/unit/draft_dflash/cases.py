@@ -49,5 +49,6 @@ def setting_of(target: TargetSpec, draft, module, documents: list[Document], **o
         mask_token_id=shape.mask_token_id,
         num_features=len(shape.layers),
         kept=module.ids_V.tolist(),
+        opd=module.config.opd,
         **own,
     )

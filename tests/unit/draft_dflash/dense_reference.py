@@ -25,12 +25,13 @@ class Setting(TargetSetting):
     gamma: float
     loss: str = "ce"
     alpha: float = 0.5
+    opd: bool = False
 
 
 @dataclass
 class Result:
     loss: Tensor
-    denominators: list[float]  # one
+    denominators: list[float]  # one; with Draft-OPD also those of ``Judged``
     counted: list[int]  # per slot 1 .. B - 1
     correct: list[int]
     slot_loss: list[float]
@@ -97,6 +98,45 @@ def counted_slots(document: Document, anchor: int, block_size: int) -> int:
     return count
 
 
+def is_refused(document: Document, anchor: int, k: int) -> bool:
+    """Whether the target refused guess k = 1, 2, … of the round that began at the anchor; a last token was not."""
+    return (document.rounds or {}).get(anchor) == k - 1 and anchor + k + 1 < len(document.ids)
+
+
+@dataclass
+class Judged:
+    """Draft-OPD: the mean of accepted guesses' losses and the weighted mean of refused ones' KL(q ‖ p), half each."""
+
+    accepted: Tensor | float = 0.0
+    refused: Tensor | float = 0.0
+    num_accepted: int = 0
+    refused_weight: float = 0.0
+
+    def add(self, weight: float, cost: Tensor | None, *, refused: bool) -> None:
+        cost = 0.0 if cost is None else cost
+        if refused:
+            self.refused = self.refused + weight * cost
+            self.refused_weight += weight
+        else:
+            self.accepted = self.accepted + cost
+            self.num_accepted += 1
+
+    @property
+    def denominators(self) -> list[float]:
+        return [float(self.num_accepted), self.refused_weight]
+
+    @property
+    def loss(self) -> Tensor:
+        halves = self.accepted / max(self.num_accepted, 1) + self.refused / (self.refused_weight or 1)
+        return torch.as_tensor(halves, dtype=torch.float64) / 2
+
+
+def reverse_kl(log_q: Tensor, kept: list[int], teacher_logits: Tensor) -> Tensor:
+    """KL(q ‖ p) over the tokens whose log-probabilities are given; p: the target's, over the ``kept`` ones."""
+    log_p = teacher_logits - teacher_logits[kept].logsumexp(0)
+    return sum(log.exp() * (log - log_p[token]) for token, log in zip(kept, log_q, strict=True))
+
+
 def block_weights(setting: Setting, crosses: list[Tensor | None]) -> list[float]:
     """Return the weights of the counted slots of one block. A slot without a loss is never right."""
     if setting.loss != "dpace":
@@ -128,14 +168,20 @@ def dense_dflash(weights: dict[str, Tensor], documents: list[Document], setting:
     slots = setting.block_size - 1
     numerator = torch.zeros((), dtype=setting.embedding.dtype)
     result = Result(numerator, [0.0], [0] * slots, [0] * slots, [0.0] * slots, [])
+    judged = Judged()
     for document in documents:
         teacher = setting.teacher_logits(document)
         for anchor in document.anchors:
             states = block_states(weights, document, anchor, setting)
-            crosses, length, alive = [], 1, True
+            crosses, refused, length, alive = [], [], 1, True
             for k in range(1, counted_slots(document, anchor, setting.block_size) + 1):
                 logits, label = states[k] @ setting.target_head[setting.kept].T, int(document.ids[anchor + k])
                 crosses.append(slot_loss(setting, logits, teacher[anchor + k - 1], label))
+                refused.append(is_refused(document, anchor, k))
+                if setting.opd and refused[-1]:
+                    is_taught = int(teacher[anchor + k - 1].argmax()) in setting.kept
+                    kl = reverse_kl(logits.log_softmax(-1), setting.kept, teacher[anchor + k - 1])
+                    crosses[-1] = kl if is_taught else None
                 correct = setting.kept[int(logits.argmax())] == label
                 alive = alive and correct
                 length += alive
@@ -143,8 +189,11 @@ def dense_dflash(weights: dict[str, Tensor], documents: list[Document], setting:
                 result.correct[k - 1] += correct
                 result.slot_loss[k - 1] += 0.0 if crosses[-1] is None else float(crosses[-1].detach())
             result.lengths.append(length)
-            for weight, cross in zip(block_weights(setting, crosses), crosses, strict=True):
+            weights_of_block = block_weights(setting, crosses)
+            for weight, cross, is_wrong in zip(weights_of_block, crosses, refused, strict=True):
+                judged.add(weight, cross, refused=is_wrong)
                 numerator = numerator if cross is None else numerator + weight * cross
                 result.denominators[0] += 1.0 if setting.loss == "dpace" else weight
-    result.loss = numerator / (result.denominators[0] or 1)
+    result.loss = judged.loss if setting.opd else numerator / (result.denominators[0] or 1)
+    result.denominators += judged.denominators if setting.opd else []
     return result

@@ -70,6 +70,7 @@ def test_accepts_what_it_can_express(options, changes):
         {"block_size": 1},
         {"num_anchors": 0},
         {"loss": "kl"},
+        {"opd": True, "loss": "dpace"},
     ],
     ids=str,
 )

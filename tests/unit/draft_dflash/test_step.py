@@ -40,6 +40,7 @@ CASES = {
     "reduced, soft": ({"vocab_size": 11, "loss": "soft"}, {}),
     "reduced, lk_alpha": ({"vocab_size": 17, "loss": "lk_alpha", "sliding_window": 6}, {}),
     "reduced, lk_lambda": ({"vocab_size": 17, "loss": "lk_lambda"}, {}),
+    "opd, nothing judged": ({"opd": True}, {}),
     "one key head": ({}, {"num_kv_heads": 1, "num_layers": 36}),
 }
 KINDS = ["ce", "dpace", *SOFT]
@@ -50,6 +51,13 @@ class TestDFlashStep(BlockStepSuite):
     # A loss that compares with labels, and the loss on distributions that has the most parts.
     measured = ({"loss": "dpace"}, {"loss": "lk_lambda"}, {"loss": "soft", "vocab_size": 500})
     checkpointed = ({}, {"sliding_window": 6}, {"loss": "soft", "num_features": 3})
+    distilled = (
+        {},
+        {"vocab_size": 17},
+        {"loss": "soft", "vocab_size": 17, "gamma": 1.3},
+        {"loss": "lk_alpha"},
+        {"loss": "lk_lambda"},
+    )
 
     @pytest.fixture(params=["ce", "dpace", "soft", "lk_lambda"])
     def options(self, request):
@@ -57,7 +65,9 @@ class TestDFlashStep(BlockStepSuite):
 
     def documents(self, config, lengths, seed, dtype=torch.float64, **changes):
         """Have the input of the final norm where the loss compares distributions."""
-        num_states = (len(config.layers or ()) or config.num_features or 5) + (config.loss in SOFT)
+        num_states = (len(config.layers or ()) or config.num_features or 5) + (
+            config.loss in SOFT or config.opd
+        )
         return random_documents(make_target(**changes), lengths, seed, num_states, dtype)
 
     def random_options(self, draw, guesses):

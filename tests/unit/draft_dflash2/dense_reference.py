@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from ..dense_parts import Document, mlp, rms, weights_of
-from ..draft_dflash.dense_reference import Setting, block_attention, block_inputs, counted_slots
+from ..draft_dflash.dense_reference import (
+    Judged,
+    Setting,
+    block_attention,
+    block_inputs,
+    counted_slots,
+    is_refused,
+)
 
 
 @dataclass
@@ -30,7 +37,7 @@ class Selector:
 @dataclass
 class Result:
     loss: Tensor
-    denominators: list[float]  # one
+    denominators: list[float]  # one; with Draft-OPD also those of ``Judged``
     counted: list[int]  # per guess
     correct: list[int]  # by the selector's choice
     head_correct: list[int]
@@ -92,6 +99,7 @@ def dense_dflash2(
     guesses = setting.block_size - 1
     numerator = torch.zeros((), dtype=setting.embedding.dtype)
     result = Result(numerator, [0.0], *([0] * guesses for _ in range(4)), [], [0.0] * guesses, [])
+    judged = Judged()
     for document in documents:
         teacher = setting.teacher_logits(document)
         for anchor in document.anchors:
@@ -111,8 +119,16 @@ def dense_dflash2(
                 cost = cost - sizes.weight * sum(
                     wanted[token] * log for token, log in zip(scores, chances, strict=True)
                 )
+                refused = setting.opd and is_refused(document, anchor, k)
+                if refused:
+                    expected = teacher[anchor + k - 1]
+                    log_p = expected - expected[kept].logsumexp(0)
+                    cost = sum(
+                        log.exp() * (log - log_p[token]) for token, log in zip(scores, chances, strict=True)
+                    )
                 weight = math.exp(-(k - 1) / sizes.gamma)
                 numerator = numerator + weight * cost
+                judged.add(weight, cost, refused=refused)
                 result.denominators[0] += weight
                 guess = max(scores, key=lambda token: float(scores[token].detach()))
                 correct = guess == label
@@ -127,5 +143,6 @@ def dense_dflash2(
                 result.recalled[k - 1] += label in scores
             result.lengths.append(length)
             result.lengths_t1.append(length_t1)
-    result.loss = numerator / (result.denominators[0] or 1)
+    result.loss = judged.loss if setting.opd else numerator / (result.denominators[0] or 1)
+    result.denominators += judged.denominators if setting.opd else []
     return result

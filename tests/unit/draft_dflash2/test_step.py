@@ -22,12 +22,19 @@ CASES = {
     "sliding, looking both ways": ({"sliding_window": 5}, {}),
     "reduced vocabulary": ({"vocab_size": 11, "ce_weight": 0.6, "soft_weight": 0.7}, {}),
     "llama3 rope": ({}, {"rope": LLAMA3}),
+    "opd, nothing judged": ({"opd": True}, {}),
     "scaled embedding": ({}, {"embedding_scale": 3.0}),
 }
 
 
 class TestDFlash2Step(BlockStepSuite):
     cases = cases
+    distilled = (
+        {},
+        {"ce_weight": 0.7, "soft_weight": 0.2, "selector_weight": 3.0, "gamma": 1.3},
+        {"selector_top_k": 29},
+        {"vocab_size": 17, "ce_weight": 0.6},
+    )
     of_few_tokens: ClassVar[dict[str, object]] = {**BlockStepSuite.of_few_tokens, "selector_top_k": 2}
 
     def expected_metrics(self, result):

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from ..dense_parts import Document, weights_of
-from ..draft_dflash.dense_reference import Setting, block_states, counted_slots
+from ..draft_dflash.dense_reference import (
+    Judged,
+    Setting,
+    block_states,
+    counted_slots,
+    is_refused,
+    reverse_kl,
+)
 
 
 @dataclass
@@ -29,7 +36,7 @@ class Heads:
 @dataclass
 class Result:
     loss: Tensor
-    denominators: list[float]  # one
+    denominators: list[float]  # one; with Draft-OPD also those of ``Judged``
     counted: list[int]  # per guess
     correct: list[int]
     overlap: list[float]
@@ -69,6 +76,7 @@ def dense_dspark(
     result = Result(
         numerator, [0.0], [0] * guesses, [0] * guesses, [0.0] * guesses, [], [], [0.0] * guesses, []
     )
+    judged = Judged()
     for document in documents:
         teacher = setting.teacher_logits(document)
         for anchor in document.anchors:
@@ -86,6 +94,9 @@ def dense_dspark(
                 cost = heads.l1 * distance
                 if label in setting.kept:
                     cost = cost - heads.ce * q[label].log()
+                refused = setting.opd and is_refused(document, anchor, j + 1)
+                if refused:
+                    cost = reverse_kl(q[setting.kept].log(), setting.kept, teacher[anchor + j])
                 accepted = (1 - distance / 2).detach()
                 if heads.confidence:
                     seen = torch.cat([states[j], e]) if heads.with_markov else states[j]
@@ -96,6 +107,7 @@ def dense_dspark(
                     cost = cost + heads.bce * binary_cross_entropy(torch.sigmoid(raw), accepted)
                 weight = math.exp(-j / heads.gamma)
                 numerator = numerator + weight * cost
+                judged.add(weight, cost, refused=refused)
                 result.denominators[0] += weight
                 correct = int(q.argmax()) == label
                 chance = float(p[q.argmax()].detach())
@@ -110,5 +122,6 @@ def dense_dspark(
             result.lengths.append(length)
             result.lengths_t1.append(length_t1)
             result.expected.append(expected)
-    result.loss = numerator / (result.denominators[0] or 1)
+    result.loss = judged.loss if setting.opd else numerator / (result.denominators[0] or 1)
+    result.denominators += judged.denominators if setting.opd else []
     return result

@@ -29,6 +29,7 @@ CASES = {
         {},
     ),
     "reduced, gated, distance alone": ({"vocab_size": 17, "markov_head": "gated", "ce_weight": 0.0}, {}),
+    "opd, nothing judged": ({"opd": True}, {}),
     "scaled embedding": ({}, {"embedding_scale": 3.0}),
 }
 HEADS = ["vanilla", "gated", "rnn"]
@@ -37,6 +38,11 @@ HEADS = ["vanilla", "gated", "rnn"]
 class TestDSparkStep(BlockStepSuite):
     cases = cases
     first_guess = 0
+    distilled = (
+        {},
+        {"markov_head": "rnn", "confidence": False, "vocab_size": 17},
+        {"markov_head": "gated", "sample_from_anchor": True, "gamma": 1.3, "confidence_weight": 2.0},
+    )
     measured = ({"markov_head": "vanilla"}, {"markov_head": "rnn"}, {"vocab_size": 500})
 
     @pytest.fixture(params=HEADS)

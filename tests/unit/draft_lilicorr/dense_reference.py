@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, silu
 
 from ..dense_parts import Document, rms, weights_of
-from ..draft_dflash.dense_reference import Setting, block_inputs, counted_slots
+from ..draft_dflash.dense_reference import Judged, Setting, block_inputs, counted_slots, is_refused
 from ..draft_dflash.dense_reference import block_states as plain_states
 from ..draft_dflash2.dense_reference import Selector
 from ..draft_dflash2.dense_reference import block_states as convolved_states
@@ -40,7 +40,7 @@ class Paths:
 @dataclass
 class Result:
     loss: Tensor
-    denominators: list[float]  # the head's and the path's
+    denominators: list[float]  # the head's and the path's; with Draft-OPD also those of ``Judged``
     counted: list[int]  # per guess
     correct: list[int]  # of the step from the data's token
     head_correct: list[int]
@@ -144,6 +144,7 @@ def dense_lilicorr(weights, documents: list[Document], setting: Setting, parts: 
     zero = torch.zeros((), dtype=setting.embedding.dtype)
     head_sum, path_sum = zero, zero
     floats = [[0.0] * guesses for _ in range(2)]
+    judged = Judged()
     result = Result(zero, [0.0, 0.0], *([0] * guesses for _ in range(4)), floats[0], [], floats[1], [])
     for document in documents:
         teacher = setting.teacher_logits(document)
@@ -162,7 +163,13 @@ def dense_lilicorr(weights, documents: list[Document], setting: Setting, parts: 
                 wanted = parts.soft * expected.softmax(-1)
                 wanted = wanted + parts.ce * one_hot(torch.tensor(label), len(expected)).to(wanted)
                 weight = math.exp(-k / parts.gamma)
-                head_sum = head_sum - weight * (wanted * logits[k].log_softmax(-1)).sum()
+                head_cost = -(wanted * logits[k].log_softmax(-1)).sum()
+                head_sum = head_sum + weight * head_cost
+                refused, path_cost = setting.opd and is_refused(document, anchor, k + 1), 0.0
+                if refused and reached:
+                    log_s = score.log_softmax(0)
+                    path_cost = (log_s.exp() * (log_s - expected.log_softmax(0)[chosen[k]])).sum()
+                    result.path_loss[k] += float(path_cost.detach())
                 result.denominators[0] += weight
                 result.denominators[1] += 1
                 result.counted[k] += 1
@@ -178,14 +185,19 @@ def dense_lilicorr(weights, documents: list[Document], setting: Setting, parts: 
                     length += alive
                 if reached and label in chosen[k]:
                     place = chosen[k].index(label)
-                    cost = path_loss(score, place, expected[chosen[k]], parts)
-                    path_sum = path_sum + cost
-                    result.path_loss[k] += float(cost.detach())
+                    if not refused:
+                        path_cost = path_loss(score, place, expected[chosen[k]], parts)
+                        path_sum = path_sum + path_cost
+                        result.path_loss[k] += float(path_cost.detach())
                     if k + 1 < guesses:
                         score = steps[k][place]
                 else:
                     reached = False
+                judged.add(weight, path_cost if refused else head_cost + path_cost, refused=refused)
             result.lengths.append(length)
             result.lengths_t1.append(length_t1)
     result.loss = head_sum / (result.denominators[0] or 1) + path_sum / (result.denominators[1] or 1)
+    if setting.opd:
+        result.loss = judged.loss
+        result.denominators += judged.denominators
     return result

@@ -25,12 +25,14 @@ CASES = {
     "as wide as the draft": ({"lilicorr_hidden_size": 16, "lilicorr_num_heads": 2, **EVERY}, {}),
     "one candidate": ({"lilicorr_candidate_topk": 1, "lilicorr_num_layers": 1}, {}),
     "blocks longer than documents": ({"block_size": 12, "num_layers": 1, **EVERY}, {}),
+    "opd, nothing judged": ({"opd": True}, {}),
     "llama3 rope": ({}, {"rope": LLAMA3}),
 }
 
 
 class TestLiLiCorrStep(BlockStepSuite):
     cases = cases
+    distilled = (PLAIN, EVERY, {**EVERY, "soft_weight": 0.3, "margin_weight": 0.5, "gamma": 1.3})
     of_few_tokens: ClassVar[dict[str, object]] = {
         **BlockStepSuite.of_few_tokens,
         "lilicorr_candidate_topk": 2,

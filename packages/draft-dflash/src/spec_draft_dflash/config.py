@@ -55,6 +55,12 @@ class DFlashConfig(BlockConfig):
         return self
 
     @pydantic.model_validator(mode="after")
+    def _places_have_weights(self) -> Self:
+        if self.opd and self.loss == "dpace":
+            raise ValueError("opd=true with loss=dpace, which weighs guesses by itself; set another loss")
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _lengths_agree(self) -> Self:
         if self.num_layers and self.layer_types and self.num_layers != len(self.layer_types):
             raise ValueError(

@@ -103,7 +103,7 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
     @property
     def needs_teacher(self) -> bool:
         """Whether the loss compares guesses with the target's distributions."""
-        return self.options.loss in SOFT_LOSSES
+        return self.options.loss in SOFT_LOSSES or self.options.opd
 
     @classmethod
     def kernels(cls) -> type[DFlashKernels]:

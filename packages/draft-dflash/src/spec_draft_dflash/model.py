@@ -31,7 +31,7 @@ class DFlashModel(BlockBackbone):
     kernels: DFlashKernels
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """Return loss and metrics, divided by the global batch's ``denominators``, float64 [1]."""
+        """Return loss and metrics, divided by the global batch's ``denominators``, float64 [D]."""
         block_size = self.shape.block_size
         device = batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config, block_size - 1))
@@ -45,5 +45,6 @@ class DFlashModel(BlockBackbone):
             kind=self.config.loss,
             weight_S=to_device_async(weight_S, device),
             alpha=self.config.dpace_alpha,
+            opd=self.config.opd,
         )
         return loss(states_ABH[:, 1:], batch, guesses, denominators)

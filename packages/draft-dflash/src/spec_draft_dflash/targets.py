@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from spec_core import VocabularyOps
     from spec_core.records import DraftBatch
     from spec_draft_dflash.kernels import DFlashKernels
-    from spec_kit.block_drafting import BlockHead, CountedGuesses
+    from spec_kit.block_drafting import BlockHead, CountedGuesses, GuessFactors
     from spec_kit.drafting import DistilledLoss
     from spec_kit.layers import Teacher
 
@@ -30,6 +30,8 @@ class Compared(NamedTuple):
 
     best_R: Tensor
     """int64 [R]: each slot's arg-max token over all shards."""
+    log_sum_R: Tensor
+    """Log-sum-exp of each slot's logits over all shards."""
     loss_R: Tensor
     """The loss of each slot [R]; 0 for a target without a row in the head."""
     trained_R: Tensor
@@ -69,7 +71,7 @@ class HardTargets:
             self.kernels.scaled_softmax_(logits_RV, log_sum_R, weight_R)
             return logits_RV.scatter_(1, column_R1, there_R1)
 
-        return Compared(best_R, loss_R * self.trained_R, self.trained_R, gradient_)
+        return Compared(best_R, log_sum_R, loss_R * self.trained_R, self.trained_R, gradient_)
 
 
 @dataclass(frozen=True)
@@ -110,4 +112,31 @@ class SoftTargets:
             return logits_RV
 
         loss_R = loss_R1.squeeze(1) * teacher.trained_R
-        return Compared(scored.best_RS.squeeze(1), loss_R, teacher.trained_R, gradient_)
+        best_R, log_sum_R = scored.best_RS.squeeze(1), scored.log_sum_RS.squeeze(1)
+        return Compared(best_R, log_sum_R, loss_R, teacher.trained_R, gradient_)
+
+
+@dataclass(frozen=True)
+class JudgedTargets:
+    """Training targets of guesses that an engine's target has judged: a refused guess has KL(draft ‖ target)."""
+
+    ordinary: HardTargets | SoftTargets
+    guesses: CountedGuesses
+    factors: GuessFactors
+    teacher: Teacher
+
+    def compare(self, logits_RV: Tensor) -> Compared:
+        """Return each slot's arg-max, loss and gradient function."""
+        compared = self.ordinary.compare(logits_RV)
+        draft = logits_RV, compared.log_sum_R
+        reduce_sum = self.ordinary.ops.reduce_sum
+        refused = self.factors.refused_losses(self.guesses, draft, self.teacher.distribution, reduce_sum)
+        taught_R = self.teacher.trained_R
+        trained_R = compared.trained_R.index_copy(0, refused.row_X, taught_R[refused.row_X])
+
+        def gradient_(weight_R: Tensor) -> Tensor:
+            return refused.replace_gradients_(compared.gradient_(weight_R), weight_R)
+
+        return compared._replace(
+            loss_R=refused.replace(compared.loss_R) * trained_R, trained_R=trained_R, gradient_=gradient_
+        )

@@ -2,8 +2,9 @@
 
 The loss of a guess, before its weight, is the head's loss −Σ t log q (see ``candidate_loss``) + selector_weight ·
 (−Σ t log s). The second sum is over the candidates alone, and s is the distribution from which the draft guesses. A
-token that is no candidate trains the head only, because the selector never chooses it. Loss, metrics and gradients
-come from one pass, so only one chunk's logits are in memory.
+token that is no candidate trains the head only, because the selector never chooses it. With ``opd``, a guess that the
+target refused has KL(s ‖ p) in place of both sums (``spec_kit.block_drafting.judged_guesses``). Loss, metrics and
+gradients come from one pass, so only one chunk's logits are in memory.
 
 Shapes: A blocks, S guesses of a block, R guesses of a chunk that count in the loss, C candidates, r rank, V tokens of
 the vocabulary.
@@ -21,7 +22,7 @@ from spec_core.records import DraftBatch, StepOutput
 from spec_draft_dflash2.candidate_loss import CandidateLoss, HeadGuesses
 from spec_draft_dflash2.config import DFlash2Config
 from spec_draft_dflash2.selector import scores, sum_rows
-from spec_kit.block_drafting import CountedGuesses, GuessMetrics, loss_scale
+from spec_kit.block_drafting import CountedGuesses, GuessFactors, GuessMetrics, RefusedLosses
 from spec_kit.layers import with_gradients
 
 _VALUES = ("accuracy", "acceptance_t1", "head_accuracy", "recall", "head_loss", "selector_loss")
@@ -60,7 +61,8 @@ class SelectorLoss(CandidateLoss):
     ) -> StepOutput:
         """Return loss and metrics of the blocks, divided by the global batch's ``denominators``."""
         metrics = GuessMetrics(guesses, len(self.weight_S), _VALUES, _LENGTHS)
-        totals = _Sums(self, inputs, batch, loss_scale(denominators, inputs.states_ASH), metrics)
+        factors = GuessFactors(self.weight_S, denominators, batch, inputs.states_ASH, opd=self.options.opd)
+        totals = _Sums(self, inputs, batch, factors, metrics)
         with torch.no_grad():
             for chunk in guesses.chunks(self.ops, self.head, len(self.weight_S)):
                 totals.add(chunk)
@@ -100,6 +102,12 @@ class _Choice:
         """Derivatives of ``loss_R`` with respect to the scores."""
         return self.wanted_RC.sum(1, keepdim=True) * self.score_RC.softmax(1) - self.wanted_RC
 
+    def refused_losses(self, guesses: CountedGuesses, factors: GuessFactors) -> RefusedLosses:
+        """Return KL(s ‖ p) of the refused guesses; every vocabulary shard has all candidates."""
+        draft = self.score_RC, self.score_RC.logsumexp(1)
+        target = self.compared.target_RC, self.compared.teacher.distribution[1]
+        return factors.refused_losses(guesses, draft, target, lambda whole_X: whole_X)
+
 
 class _Sums:
     """Sums of one forward pass over all chunks: loss, metrics, and gradients if they are enabled."""
@@ -109,13 +117,13 @@ class _Sums:
         rule: SelectorLoss,
         inputs: SelectorInputs,
         batch: DraftBatch,
-        scale: Tensor,
+        factors: GuessFactors,
         metrics: GuessMetrics,
     ) -> None:
         self.rule = rule
         self.inputs = inputs
         self.batch = batch
-        self.scale = scale
+        self.factors = factors
         self.metrics = metrics
         self.grads: tuple[Tensor, Tensor] | None = None
         self.chosen: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -131,7 +139,10 @@ class _Sums:
         compared = self.rule.compare(self.inputs.states_ASH[place_R], label_R, guesses, self.batch)
         choice = self._choose(compared, place_R)
         loss_R = compared.loss_R + options.selector_weight * choice.loss_R
-        weight_R = self.rule.weight_S.to(loss_R)[guesses.guess_R] * self.scale
+        refused = choice.refused_losses(guesses, self.factors) if self.factors.are_judged else None
+        if refused is not None:
+            loss_R = refused.replace(loss_R)
+        weight_R = self.factors.of(guesses)
         self.metrics.add(
             weight_R * loss_R,
             accuracy=choice.guess_R == label_R,
@@ -142,7 +153,7 @@ class _Sums:
             selector_loss=choice.loss_R,
         )
         if self.grads is not None:
-            self._add_gradients(place_R, choice, weight_R)
+            self._add_gradients(place_R, choice, weight_R, refused)
 
     def _choose(self, compared: HeadGuesses, place_R: tuple[Tensor, Tensor]) -> _Choice:
         options = self.rule.options
@@ -153,11 +164,20 @@ class _Sums:
         label_RC = compared.is_label_RC.to(prob_RC)
         return _Choice(compared, score_RC, options.soft_weight * prob_RC + options.ce_weight * label_RC)
 
-    def _add_gradients(self, place_R: tuple[Tensor, Tensor], choice: _Choice, weight_R: Tensor) -> None:
+    def _add_gradients(
+        self,
+        place_R: tuple[Tensor, Tensor],
+        choice: _Choice,
+        weight_R: Tensor,
+        refused: RefusedLosses | None,
+    ) -> None:
         """Add the gradients with respect to states, contexts and the table of candidates."""
         assert self.grads is not None
         grad_ASH, grad_ASr = self.grads
         grad_RC = self.rule.options.selector_weight * weight_R[:, None] * choice.grad_RC
+        if refused is not None:
+            refused.replace_gradients_(grad_RC, weight_R)
+            weight_R = weight_R.index_fill(0, refused.row_X, 0)  # of the head's own loss
         grad_ASH[place_R] = self.rule.states_gradient(choice.compared, weight_R, grad_RC)
         grad_RC = grad_RC.to(grad_ASr.dtype)
         id_RC = choice.compared.found.id_RC
@@ -166,7 +186,7 @@ class _Sums:
 
     def output(self) -> StepOutput:
         """Return loss and metrics, with the gradients attached to the loss."""
-        loss = self.metrics.loss(self.scale)
+        loss = self.metrics.loss(self.factors.scale)
         if self.grads is not None:
             loss = with_gradients(loss, (*self.grads, self._table_gradient()), self.inputs.tensors)
         return self.metrics.output(loss, self.batch)

@@ -3,8 +3,9 @@
 The loss of a guess, before its weight, is ce_weight · CE + l1_weight · ‖p − q‖₁ + confidence_weight · BCE(ĉ,
 1 − ½ ‖p − q‖₁). q is the draft's distribution, p the target's, and ĉ the confidence head's probability. With a
 reduced vocabulary, q is 0 for a token without a row in the head, and CE is 0 if the data's token has none. The
-last term trains the confidence head alone (paper arXiv 2607.05147, section 3; DeepSpec). Loss, metrics and
-gradients come from one pass, so only one chunk's logits are in memory.
+last term trains the confidence head alone (paper arXiv 2607.05147, section 3; DeepSpec). With ``opd``, a guess that
+the target refused has KL(q ‖ p) in place of the first two terms (``spec_kit.block_drafting.judged_guesses``). Loss,
+metrics and gradients come from one pass, so only one chunk's logits are in memory.
 
 Shapes: A blocks, S guesses of a block, R guesses of a chunk that count in the loss, r rank, V rows of the
 head on this shard (see ``spec_core.ops``).
@@ -25,8 +26,9 @@ from spec_kit.block_drafting import (
     BlockHead,
     BlockKernels,
     CountedGuesses,
+    GuessFactors,
     GuessMetrics,
-    loss_scale,
+    RefusedLosses,
     teacher_of_guesses,
 )
 from spec_kit.layers import (
@@ -81,7 +83,8 @@ class GuessLoss:
     ) -> StepOutput:
         """Return loss and metrics of the blocks, divided by the global batch's ``denominators``."""
         metrics = GuessMetrics(guesses, len(self.weight_S), _VALUES, _LENGTHS)
-        totals = _Sums(self, inputs, batch, loss_scale(denominators, inputs.states_ASH), metrics)
+        factors = GuessFactors(self.weight_S, denominators, batch, inputs.states_ASH, opd=self.options.opd)
+        totals = _Sums(self, inputs, batch, factors, metrics)
         with torch.no_grad():
             for chunk in guesses.chunks(self.ops, self.head, len(self.weight_S)):
                 totals.add(chunk)
@@ -114,17 +117,22 @@ class _Sums:
     """Sums of one forward pass over all chunks: loss, metrics, and gradients if they are enabled."""
 
     def __init__(
-        self, rule: GuessLoss, inputs: HeadInputs, batch: DraftBatch, scale: Tensor, metrics: GuessMetrics
+        self,
+        rule: GuessLoss,
+        inputs: HeadInputs,
+        batch: DraftBatch,
+        factors: GuessFactors,
+        metrics: GuessMetrics,
     ) -> None:
         self.rule = rule
         self.inputs = inputs
         self.batch = batch
-        self.scale = scale
+        self.factors = factors
         self.metrics = metrics
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
         if self.grads is not None:
             # Chunks are summed here, in float32 or wider.
-            self.grads[2] = self.scale.new_zeros(inputs.bias_Vr.shape)
+            self.grads[2] = factors.scale.new_zeros(inputs.bias_Vr.shape)
 
     def add(self, guesses: CountedGuesses) -> None:
         """Add the loss, metrics and gradients of one chunk: the guesses of some blocks."""
@@ -132,7 +140,13 @@ class _Sums:
         place_R = guesses.place_R
         scored = self._score(guesses)
         loss_R = options.ce_weight * scored.cross_R + options.l1_weight * (2 - 2 * scored.overlap_R)
-        weight_R = self.rule.weight_S.to(loss_R)[guesses.guess_R] * self.scale
+        refused = None
+        if self.factors.are_judged:
+            draft = scored.logits_RV, scored.log_sum_R
+            target = scored.teacher.distribution
+            refused = self.factors.refused_losses(guesses, draft, target, self.rule.ops.reduce_sum)
+            loss_R = refused.replace(loss_R)
+        weight_R = self.factors.of(guesses)
         confidence_R = self._confidence_loss(place_R, scored.overlap_R, weight_R)
         self.metrics.add(
             weight_R * (loss_R + options.confidence_weight * confidence_R),
@@ -143,7 +157,7 @@ class _Sums:
             confidence_loss=confidence_R,
         )
         if self.grads is not None:
-            self._add_gradients(place_R, scored, weight_R)
+            self._add_gradients(place_R, scored, weight_R, refused)
 
     def _score(self, guesses: CountedGuesses) -> _Scored:
         place_R = guesses.place_R
@@ -188,10 +202,18 @@ class _Sums:
             self.grads[3][place_R] = slope_R.to(self.grads[3].dtype)
         return F.binary_cross_entropy_with_logits(logit_R, chance_R, reduction="none")
 
-    def _add_gradients(self, place_R: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor) -> None:
-        """Add the gradients of cross-entropy and L1 distance with respect to states, bias vectors and W2."""
+    def _add_gradients(
+        self,
+        place_R: tuple[Tensor, Tensor],
+        scored: _Scored,
+        weight_R: Tensor,
+        refused: RefusedLosses | None,
+    ) -> None:
+        """Add the gradients of ``guess_loss`` with respect to states, bias vectors and W2."""
         assert self.grads is not None
         grad_RV = self._gradient_(scored, weight_R)
+        if refused is not None:
+            refused.replace_gradients_(grad_RV, weight_R)
         ops = self.rule.ops
         grad_ASH, grad_ASr, grad_Vr, *_ = self.grads
         grad_ASH[place_R] = ops.reduce_sum(self.rule.head.products.backward(grad_RV))
@@ -225,7 +247,7 @@ class _Sums:
 
     def output(self) -> StepOutput:
         """Return loss and metrics, with the gradients attached to the loss."""
-        loss = self.metrics.loss(self.scale)
+        loss = self.metrics.loss(self.factors.scale)
         if self.grads is not None:
             loss = with_gradients(loss, self.grads, self.inputs.tensors)
         return self.metrics.output(loss, self.batch)

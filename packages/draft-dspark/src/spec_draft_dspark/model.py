@@ -38,7 +38,7 @@ class DSparkModel(BlockBackbone):
         self.confidence_head = ConfidenceHead(shape) if shape.confidence else None
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """Return loss and metrics, divided by the global batch's ``denominators``, float64 [1]."""
+        """Return loss and metrics, divided by the global batch's ``denominators``, float64 [D]."""
         num_guesses = self.shape.num_guesses
         device = batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config, num_guesses))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from spec_testing.draft_workbench import Workbench, build
 from spec_testing.limits import patient
 from spec_testing.processes import Rank, run_ranks
 from spec_testing.toy_optimizers import PlainDescent
-from spec_testing.toy_target import toy_batch, toy_target
+from spec_testing.toy_target import ToySample, toy_batch, toy_target
 
 LIMIT_S = patient(240.0)
 """Longest time, in seconds, of the two ranks; most of it is spent on imports."""
@@ -81,10 +81,19 @@ def divided_steps(
 
 
 def batches_of(bench: Workbench) -> tuple[list[DraftBatch], Tensor]:
-    """Return two micro-batches, of which the second is empty, and their denominators."""
+    """Return three micro-batches and their denominators: the second is empty, the third has an engine's rounds."""
     samples = bench.samples()
-    batches = [toy_batch(samples, bench.schema), toy_batch([], bench.schema, width=3)]
-    return batches, bench.denominators(samples)
+    judged = [_judged(sample, len(samples)) for sample in samples]
+    empty = toy_batch([], bench.schema, width=3)
+    batches = [toy_batch(samples, bench.schema), empty, toy_batch(judged, bench.schema)]
+    return batches, bench.denominators([*samples, *judged])
+
+
+def _judged(sample: ToySample, after: int) -> ToySample:
+    """Return the sample as an engine's answer, under a later id: of each round, one guess or none was refused."""
+    depths = (0, 1, 1, 2, 1, 2)
+    depth_T = torch.tensor([depths[index % 6] for index in range(len(sample.input_ids))])
+    return replace(sample, sample_id=sample.sample_id + after, guess_depth=depth_T)
 
 
 def _step_divided(me: Rank, case: DividedStep) -> list[tuple[StepOutput, bytes]]:

@@ -8,9 +8,12 @@ the guess to its candidates, and s = softmax(z):
     + penalty_weight · Σ s · max(0, target's logit of the label − target's logit of the candidate)
 
 It is 0 if the data's token of this guess or of an earlier one of its block is no candidate, because no path leads
-there. It moves the head's states, too, by the candidates' log-probabilities. The path head compares the candidates of
-all slots of a block, even of slots whose guess does not count in the loss. Loss, metrics and gradients come from one
-pass, so only one chunk's logits and scores are in memory.
+there. It moves the head's states, too, by the candidates' log-probabilities. With ``opd``, a guess that the target
+refused has KL(s ‖ p) in place of both losses, or 0 if no path leads to it; p is the target's distribution
+(``spec_kit.block_drafting.judged_guesses``).
+
+The path head compares the candidates of all slots of a block, even of slots whose guess does not count in the loss.
+Loss, metrics and gradients come from one pass, so only one chunk's logits and scores are in memory.
 
 Shapes: A blocks of the batch, B blocks of a chunk, S guesses of a block, R = B · S guesses, C candidates.
 """
@@ -29,7 +32,7 @@ from spec_core.records import DraftBatch, StepOutput
 from spec_draft_dflash2.candidate_loss import CandidateLoss, HeadGuesses
 from spec_draft_dflash2.lilicorr.config import LiLiCorrConfig
 from spec_draft_dflash2.lilicorr.head import PathHead
-from spec_kit.block_drafting import Blocks, CountedGuesses, GuessMetrics, loss_scale
+from spec_kit.block_drafting import Blocks, CountedGuesses, GuessFactors, GuessMetrics, loss_scale
 from spec_kit.layers import with_gradients
 
 _VALUES = ("accuracy", "acceptance_t1", "head_accuracy", "recall", "head_loss", "path_loss")
@@ -125,6 +128,12 @@ class _Path:
         terms_BS = options.path_weight * cross_BS + options.penalty_weight * penalty_BS
         return (terms_BS + options.margin_weight * lacking_BS) * self.counts_BS
 
+    def reverse_kl(self, compared: HeadGuesses) -> Tensor:
+        """Return KL(s ‖ p) of each guess [B, S]; 0 if no path leads there."""
+        log_prob_RC = compared.target_RC - compared.teacher.distribution[1][:, None]
+        log_BSC = self.score_BSC.log_softmax(-1)
+        return (log_BSC.exp() * (log_BSC - log_prob_RC.view_as(log_BSC))).sum(-1) * self.reached_BS
+
 
 class _Sums:
     """Sums of one forward pass over all chunks: loss, metrics, and gradients if they are enabled."""
@@ -141,14 +150,15 @@ class _Sums:
         self.inputs = inputs
         self.batch = batch
         self.metrics = metrics
-        self.scale, self.path_scale = (
-            loss_scale(denominators[index:], inputs.states_ASH) for index in range(2)
+        self.factors = GuessFactors(
+            rule.weight_S, denominators, batch, inputs.states_ASH, opd=rule.options.opd
         )
+        self.path_scale = loss_scale(denominators[1:], inputs.states_ASH)
         self.weights = list(rule.path_head.parameters())
         self.with_grads = torch.is_grad_enabled()
         self.rows = [torch.zeros_like(rows) for rows in (inputs.states_ASH, inputs.anchor_AH)]
         """Gradients of the states and of the anchors."""
-        self.sums = [torch.zeros_like(weight, dtype=self.scale.dtype) for weight in self.weights]
+        self.sums = [torch.zeros_like(weight, dtype=self.path_scale.dtype) for weight in self.weights]
         """Gradients of the weights, in float32 or wider, because chunks are summed."""
 
     def add(self, guesses: CountedGuesses, counted: CountedGuesses) -> None:
@@ -167,12 +177,20 @@ class _Sums:
             self.inputs.anchor_AH[blocks].detach(),
             log_prob_RC.unflatten(0, (-1, num_guesses)),
         )
+        weight_R = path_weight_R = self.factors.of(guesses) * counted_R
         with torch.enable_grad():  # in an evaluation, too: attention has other roundings without gradients
             leaves = [leaf.requires_grad_() for leaf in leaves]
             path, path_loss_BS = self._path(compared, counted_R, self.inputs.has_anchor_A[blocks], *leaves)
-            total = path_loss_BS.sum() * self.path_scale
-        weight_R = rule.weight_S.to(self.scale)[guesses.guess_R] * counted_R * self.scale
-        self._measure(compared, path, path_loss_BS.detach(), weight_R, counted)
+            path_loss_R = path_loss_BS.flatten()
+            if self.factors.are_judged:
+                row_X = self.factors.refused(guesses)
+                weight_R = weight_R.index_fill(0, row_X, 0)
+                path_loss_R = path_loss_R.index_copy(0, row_X, path.reverse_kl(compared).flatten()[row_X])
+            else:
+                path_weight_R = self.path_scale.expand_as(weight_R)
+            total = (path_loss_R * path_weight_R).sum()
+        weighted_R = weight_R * compared.loss_R + path_weight_R * path_loss_R.detach()
+        self._measure(compared, path, path_loss_R.detach(), weighted_R, counted)
         if self.with_grads:
             grads = torch.autograd.grad(total, [*leaves, *self.weights])
             self._add_gradients(compared, weight_R, blocks, grads)
@@ -196,8 +214,8 @@ class _Sums:
         self,
         compared: HeadGuesses,
         path: _Path,
-        path_loss_BS: Tensor,
-        weight_R: Tensor,
+        path_loss_R: Tensor,
+        weighted_R: Tensor,
         counted: CountedGuesses,
     ) -> None:
         """Add the values of the guesses that count. A guess to which no path leads counts as wrong."""
@@ -206,9 +224,8 @@ class _Sums:
             at.gather(1, choice_R1).squeeze(1) for at in (compared.found.id_RC, compared.prob_RC)
         )
         reached_R = path.reached_BS.flatten()
-        path_loss_R = path_loss_BS.flatten()
         values = {
-            "weighted_R": weight_R * compared.loss_R + self.path_scale * path_loss_R,
+            "weighted_R": weighted_R,
             "accuracy": (guess_R == compared.label_R) & reached_R,
             "acceptance_t1": chance_R * reached_R,
             "head_accuracy": compared.best_R == compared.label_R,
@@ -233,7 +250,7 @@ class _Sums:
 
     def output(self) -> StepOutput:
         """Return loss and metrics, with the gradients attached to the loss."""
-        loss = self.metrics.loss(self.scale)
+        loss = self.metrics.loss(self.path_scale)
         if self.with_grads:
             inputs = self.inputs.states_ASH, self.inputs.anchor_AH, *self.weights
             loss = with_gradients(loss, (*self.rows, *self.sums), inputs)

@@ -39,7 +39,7 @@ class LiLiCorrModel(BlockBackbone):
         self.anchors = nn.Identity()
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """Return loss and metrics, divided by the global batch's ``denominators``, float64 [2]."""
+        """Return loss and metrics, divided by the global batch's ``denominators``, float64 [D]."""
         num_guesses = self.shape.block_size - 1
         device = batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config, num_guesses))

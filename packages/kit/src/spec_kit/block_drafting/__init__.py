@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         sample_generator,
     )
     from spec_kit.block_drafting.head import BlockHead
+    from spec_kit.block_drafting.judged_guesses import GuessFactors, RefusedLosses
     from spec_kit.block_drafting.kernels import BlockKernels
     from spec_kit.block_drafting.metrics import GuessMetrics, loss_scale
     from spec_kit.block_drafting.proposer import BlockProposer
@@ -40,9 +41,11 @@ __all__ = [
     "Blocks",
     "CountedGuesses",
     "Geometry",
+    "GuessFactors",
     "GuessMetrics",
     "KeysValues",
     "LayerType",
+    "RefusedLosses",
     "block_attention",
     "choose_mask_token",
     "guess_weights",

@@ -107,7 +107,7 @@ class BlockDraft(ServedDraft[C, S]):
     def guess_weights(self) -> Tensor:
         """Weight that each counted guess of a block adds to a denominator of the loss, float64 [S].
 
-        A loss with D denominators has the weights [S, D].
+        A loss with D denominators has the weights [S, D], of which the first are those of the places.
         """
 
     @property
@@ -182,13 +182,23 @@ class BlockDraft(ServedDraft[C, S]):
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [D]: sums of the weights of all guesses that count in the loss."""
+        """Return float64 [D]: sums of the weights of all guesses that count in the loss.
+
+        With ``opd``, the two numbers of ``judged_denominators`` follow.
+        """
         import torch
 
+        from spec_kit.block_drafting.judged_guesses import judged_denominators
+
         rule = self.rule
-        reached = self.guess_weights.cumsum(0)
+        weights = self.guess_weights
+        reached = weights.cumsum(0)
         shares = [reached[rule.draw(sample)[1] - 1].sum(0) for sample in supervision]
-        return torch.atleast_1d(sum(shares, torch.zeros_like(reached[0])))
+        total = torch.atleast_1d(sum(shares, torch.zeros_like(reached[0])))
+        if not self.options.opd:
+            return total
+        weight_S = weights.reshape(len(weights), -1)[:, 0]
+        return torch.cat([total, judged_denominators(rule, weight_S, supervision)])
 
     def step_cost(self, target: TargetSpec) -> StepCost:
         """Return the cost of a sample (D15).

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from spec_core import to_device_async
 from spec_core.records import DraftBatch, Supervision
-from spec_kit.layers import ContextRows
+from spec_kit.layers import ContextRows, are_refused
 
 WORTH_LEAVING_OUT = 0.03
 """Rows are left out if they are more than this share of all steps' rows: copying the remaining rows costs 3 to
@@ -169,7 +169,7 @@ def count_judged(supervision: Sequence[Supervision], num_steps: int) -> Tensor:
 
     def judged(sample: Supervision, *, refused: bool) -> Supervision:
         depth_T = torch.zeros_like(sample.loss_mask) if sample.guess_depth is None else sample.guess_depth
-        return replace(sample, loss_mask=sample.loss_mask & (_are_refused(depth_T) == refused))
+        return replace(sample, loss_mask=sample.loss_mask & (are_refused(depth_T) == refused))
 
     samples = ([judged(sample, refused=refused) for sample in supervision] for refused in (False, True))
     return torch.cat([count_labels(each, num_steps) for each in samples])
@@ -200,11 +200,6 @@ def judged_weights(denominators: Tensor, decay: float, like: Tensor) -> Tensor:
     return weight_2S.to(torch.promote_types(like.dtype, torch.float32))
 
 
-def _are_refused(guess_depth_T: Tensor) -> Tensor:
-    """Return for each token whether a round begins behind it, bool [T]."""
-    return F.pad(guess_depth_T[1:], (0, 1)) == 1
-
-
 def _labelled(batch: DraftBatch) -> Tensor:
     """Return teacher_R, first_R, depth_R and refused_R of ``SupervisedRows``, int64 [4, R], on the CPU."""
     position_T, guess_depth_T = batch.host_position_T, batch.guess_depth_T
@@ -217,5 +212,5 @@ def _labelled(batch: DraftBatch) -> Tensor:
         guessed_R = (guess_depth_R > 0) & (guess_depth_R <= depth_R)
         label_R, depth_R = label_R[guessed_R], guess_depth_R[guessed_R]
         first_R = depth_R - 1
-        refused_R = torch.where(_are_refused(guess_depth_T)[label_R], first_R, -1)
+        refused_R = torch.where(are_refused(guess_depth_T)[label_R], first_R, -1)
     return torch.stack([label_R - 1, first_R, depth_R, refused_R])

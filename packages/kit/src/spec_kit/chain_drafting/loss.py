@@ -23,8 +23,7 @@ from spec_core.records import StepOutput
 from spec_kit.chain_drafting.kernels import ChainKernels
 from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows
 from spec_kit.drafting import DistilledLoss
-from spec_kit.layers import ROW_LOSSES, Teacher, score, teach, with_gradients, with_rounds
-from spec_kit.layers.row_loss import reverse_kl
+from spec_kit.layers import ROW_LOSSES, Teacher, reverse_kl, score, teach, with_gradients, with_rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +150,7 @@ class _ReverseKl:
         row_R = torch.arange(len(chunk.refused_R), device=chunk.refused_R.device)
         self._pair_R = row_R, chunk.refused_R.clamp(min=0, max=logits_RSV.shape[1] - 1)
         self.value_R, self._grad_RV = reverse_kl(
-            logits_RSV[self._pair_R], log_sum_RS[self._pair_R], teacher.distribution, ops
+            logits_RSV[self._pair_R], log_sum_RS[self._pair_R], teacher.distribution, ops.reduce_sum
         )
 
     def replace_gradients_(self, grad_RSV: Tensor, weight_RS: Tensor) -> None:

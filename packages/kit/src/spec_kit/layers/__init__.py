@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from spec_kit.layers.packed_rows import PackedRows, as_wide, rows_of_pieces
     from spec_kit.layers.plain_kernels import DecoderKernels, Distribution, RmsNorm, softmax
     from spec_kit.layers.rope import Rope, rotate
-    from spec_kit.layers.rounds import with_rounds
-    from spec_kit.layers.row_loss import ROW_LOSSES, Teacher, score, teach
+    from spec_kit.layers.rounds import are_refused, with_rounds
+    from spec_kit.layers.row_loss import ROW_LOSSES, Teacher, reverse_kl, score, teach
     from spec_kit.layers.sequence_caches import cached_attention, extended_caches, new_positions
     from spec_kit.layers.target_ops import TargetOps
 else:
@@ -43,6 +43,7 @@ __all__ = [
     "Rope",
     "TargetOps",
     "Teacher",
+    "are_refused",
     "as_wide",
     "cached_attention",
     "checkpointed",
@@ -51,6 +52,7 @@ __all__ = [
     "linear",
     "new_positions",
     "probabilities",
+    "reverse_kl",
     "rotate",
     "rows_of_pieces",
     "score",

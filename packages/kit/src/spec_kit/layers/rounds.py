@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from spec_core.records import StepOutput
 
@@ -43,3 +44,12 @@ def with_rounds(
     sums = {"acceptance_per_position": accepted_K, "acceptance_length_rounds": len(begun) + accepted_K.sum()}
     counts = {"acceptance_per_position": rounds_K, "acceptance_length_rounds": rounds_K[0]}
     return replace(output, sums={**output.sums, **sums}, counts={**output.counts, **counts})
+
+
+def are_refused(guess_depth_T: Tensor) -> Tensor:
+    """Return for each guessed token whether the target refused the guess: then a round begins behind the token.
+
+    ``guess_depth_T``: depth at which an engine guessed each token; 0 for other tokens, for which the result has no
+    meaning, bool [T]. The last token counts as accepted.
+    """
+    return F.pad(guess_depth_T[1:], (0, 1)) == 1

@@ -145,18 +145,22 @@ def _lk_lambda(
 
 
 def reverse_kl(
-    logits_RV: Tensor, log_sum_R: Tensor, distribution: Distribution, ops: VocabularyOps
+    logits_RV: Tensor,
+    log_sum_R: Tensor,
+    distribution: Distribution,
+    reduce_sum: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Return KL(q ‖ p) [R] of one row of the draft's logits for each position, and its gradient [R, V] by them.
 
     ``log_sum_R``: log-sum-exp of the logits over all shards. ``distribution``: ``Teacher.distribution``.
+    ``reduce_sum``: sums over the shards.
     """
     own_RV, teacher_RV = (
         upcast(logits) - total_R[:, None] for logits, total_R in ((logits_RV, log_sum_R), distribution)
     )
     ratio_RV = own_RV - teacher_RV
     own_RV.exp_()
-    value_R = ops.reduce_sum((own_RV * ratio_RV).sum(-1))
+    value_R = reduce_sum((own_RV * ratio_RV).sum(-1))
     return value_R, own_RV * (ratio_RV - value_R[:, None])
 
 
