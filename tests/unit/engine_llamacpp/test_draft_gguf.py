@@ -4,6 +4,7 @@ That llama.cpp guesses from them as it should, ``tests/engines/test_llamacpp.py`
 """
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from spec_engine_llamacpp.serving_format import WITH_CAPTURE
 from spec_kit.drafting import recognise
 from spec_kit.targets import read_target, read_target_tensors
 from spec_testing import draw_draft
+from spec_trainer.run.serving import serving_commands
 
 from ...engines.llamacpp_drafts import RECURRENT
 from ...gguf_targets import LLAMA3, write_target_gguf
@@ -268,6 +270,16 @@ def test_the_targets_file_is_the_only_one_in_its_folder_or_named(tiny_llama, own
     ):
         with pytest.raises(ConfigError, match=problem):
             serving.write(config, target, draft, folder, tmp_path / "draft.gguf")
+
+
+def test_the_printed_command_names_the_targets_file_that_the_engine_was_given(tiny_llama, own_gguf, draw):
+    target = read_target(tiny_llama)
+    folder = draw("eagle3", **PLAIN)
+    draft = recognise(folder, target)
+    for own, file in ((None, "TARGET.gguf"), (LlamacppConfig(name="llamacpp", gguf=own_gguf), str(own_gguf))):
+        words = shlex.split(serving_commands(target, draft, folder, 2, own)["llamacpp"])
+        assert f"engine.gguf={file}" in words
+        assert words[words.index("-m") + 1] == file
 
 
 @pytest.mark.parametrize("algorithm", ["eagle3", "dflash"])

@@ -12,7 +12,8 @@ V2  ``availability`` returns whether a program that can serve the exports of a d
     ``versions`` has what is installed instead. If one is, ``reason`` is empty or one line that says with which
     version and what to know about it. It raises ConfigError, one line, if no version can.
 V3  ``command`` returns a shell command of one line that starts the unmodified program with a draft folder and a
-    number of draft tokens per round.
+    number of draft tokens per round. ``configured`` returns a Serving whose commands name what the engine's options
+    give, such as a file of the target. Optional: by default the commands do not depend on them.
 V4  ``live_server_words`` returns further words of the command with which the program listens at a host and a port,
     takes pushed drafts and hands out live requests, by HTTP (``spec_kit.hosting.HttpReplica``). The program reads its
     secret and which requests it stores from the environment variables SPEC_DRAFT_TOKEN and SPEC_LIVE_REQUESTS.
@@ -31,7 +32,7 @@ V7  ``command_by_load`` returns a command as ``command`` does, with which the pr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.errors import ConfigError
 
@@ -73,6 +74,10 @@ class Serving(ABC):
 
         Called only if ``check_export`` accepts the folder.
         """
+
+    def configured(self, config: EngineConfig) -> Self:
+        """Return this Serving with commands for ``config``, the section ``engine`` of its engine (V3)."""
+        return self
 
     def command_by_load(
         self, target: TargetSpec, draft: Draft, folder: Path, draft_tokens: Mapping[int, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, Self, cast
 
 from spec_core import Draft, EngineConfig, Serving, TargetSpec
 from spec_core.errors import ConfigError
@@ -26,6 +26,10 @@ class LlamacppServing(Serving):
 
     formats: ClassVar[frozenset[str]] = frozenset({"gguf"})
 
+    def __init__(self, gguf: Path | None = None) -> None:
+        """Set the target's GGUF file that commands name; None means the one in the target's folder."""
+        self._gguf = gguf
+
     def check_export(self, target: TargetSpec, draft: Draft, folder: Path) -> None:
         """Raise ArtifactError if llama.cpp could serve the export for no target.
 
@@ -40,10 +44,14 @@ class LlamacppServing(Serving):
         check_planned(draft, target)
         return probe_version(VERSIONS, "xllamacpp")
 
+    def configured(self, config: EngineConfig) -> Self:
+        """Return a Serving whose commands name the target's file ``engine.gguf``, if it is given."""
+        return type(self)(cast("LlamacppConfig", config).gguf)
+
     def command(self, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> str:
         """Return the shell command that writes the draft as a GGUF file and starts a server with it."""
         check_llamacpp_folder(folder, target)
-        found = sorted(target.folder.glob("*.gguf"))
+        found = [self._gguf] if self._gguf else sorted(target.folder.glob("*.gguf"))
         file = str(found[0]) if len(found) == 1 else _UNKNOWN
         output = f"{folder}.gguf"
         words = ["spec-trainer", "convert", "--draft-model", str(folder), "--target", str(target.folder)]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spec_core import Draft, Engine, Serving, TargetSpec, foreign_errors
+from spec_core import Draft, Engine, EngineConfig, Serving, TargetSpec, foreign_errors
 from spec_core.errors import ConfigError, PluginError, SpecError
 from spec_core.plugins import availability, find, load, load_each
 from spec_core.records import Availability
@@ -82,20 +82,26 @@ def _has_programs(draft: Draft) -> bool:
     return False
 
 
-def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> dict[str, str]:
+def serving_commands(
+    target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int, own: EngineConfig | None = None
+) -> dict[str, str]:
     """Return the shell command that serves the draft in ``folder``, for each engine that can serve it.
 
-    An engine is included if its plugin is installed, even if the engine's program is not.
+    An engine is included if its plugin is installed, even if the engine's program is not. ``own``: options of one of
+    the engines, which its command names.
     """
-    answers = _commands(
-        target, draft, folder, lambda one: one.command(target, draft, folder, num_draft_tokens)
-    )
+
+    def command(serving: Serving, name: str) -> str:
+        serving = serving if own is None or own.name != name else serving.configured(own)
+        return serving.command(target, draft, folder, num_draft_tokens)
+
+    answers = _commands(target, draft, folder, command)
     return {name: answer for name, answer in answers if isinstance(answer, str)}
 
 
 def refusals(target: TargetSpec, draft: Draft, folder: Path) -> dict[str, SpecError]:
     """Return why engines do not accept the draft in ``folder``, by engine; those without a plugin are left out."""
-    answers = _commands(target, draft, folder, lambda _: "")
+    answers = _commands(target, draft, folder, lambda *_: "")
     return {name: answer for name, answer in answers if not isinstance(answer, str)}
 
 
@@ -108,7 +114,7 @@ def commands_by_load(
     engines are left out.
     """
     asked = _commands(
-        target, draft, folder, lambda one: one.command_by_load(target, draft, folder, draft_tokens)
+        target, draft, folder, lambda one, _: one.command_by_load(target, draft, folder, draft_tokens)
     )
     answers = {name: answer for name, answer in asked if name in serve}
     return (
@@ -118,9 +124,9 @@ def commands_by_load(
 
 
 def _commands(
-    target: TargetSpec, draft: Draft, folder: Path, ask: Callable[[Serving], str]
+    target: TargetSpec, draft: Draft, folder: Path, ask: Callable[[Serving, str], str]
 ) -> Iterator[tuple[str, str | SpecError]]:
-    """Yield the answer of each engine, or the error by which it refuses the folder."""
+    """Yield the answer of each engine, or the error by which it refuses the folder; ``ask`` gets its name, too."""
     for name, engine_type in load_each(Engine, draft.serving_methods):
         if isinstance(engine_type, PluginError) or engine_type.serving is None:
             continue
@@ -128,7 +134,7 @@ def _commands(
         try:
             with foreign_errors(PluginError, failure):
                 engine_type.serving.check_export(target, draft, folder)
-                answer = _of_type(ask(engine_type.serving), str)
+                answer = _of_type(ask(engine_type.serving, name), str)
         except PluginError as error:
             log.warning("%s", error)
             continue

@@ -300,7 +300,11 @@ def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
         "time_s": state.timer.breakdown(),
         "draft": str(directory.draft),
         "serve": serving_commands(
-            state.spec.target, state.spec.draft, directory.draft, state.spec.num_draft_tokens
+            state.spec.target,
+            state.spec.draft,
+            directory.draft,
+            state.spec.num_draft_tokens,
+            state.spec.config.engine,
         ),
         "data": str(state.spec.source.report),
         "samples": state.spec.source.report.counts(),
