@@ -1,4 +1,4 @@
-"""What a training command says about its steps."""
+"""A training command says how far it is, and warns of steps that train nothing."""
 
 import json
 import logging
