@@ -91,6 +91,14 @@ def test_a_directory_of_another_run_names_what_differs(directory, resolved):
         directory.check_owner(other)
 
 
+def test_a_directory_of_another_version_is_refused_without_its_digest(directory, resolved):
+    run = resolved()
+    with directory.locked():
+        directory.open("372ee7bd867cdba8", run.config)
+    with pytest.raises(ArtifactError, match=r"another run \(different: the version that began it\); choose"):
+        directory.check_owner(identity(run))
+
+
 def test_directory_is_taken_and_then_owned(directory, resolved):
     run = resolved()
     directory.check_owner("me")

@@ -58,7 +58,12 @@ def _digest(part: object) -> str:
 
 
 def _differences(one: str, other: str) -> str:
-    """Return the names of the parts in which two identities differ."""
+    """Return the names of the parts in which two identities differ.
+
+    ``one`` may be another version's, which had one digest of all parts.
+    """
+    if "=" not in one:
+        return "the version that began it"
     names = {part.partition("=")[0] for part in {*one.split()} ^ {*other.split()}}
     return printable(shortened(" and ".join(sorted(names)), 200))
 
