@@ -51,9 +51,8 @@ class BlockConfig(DecoderConfig):
     """Whether to compute each layer again in the backward pass instead of storing its activations. This needs less
     memory and one more forward pass of the layers; results stay the same."""
     opd: bool = Field(False, exclude_if=lambda switch: not switch)
-    """Draft-OPD (arXiv 2605.29343), with ``decode.on_policy``: a guess that the target refused has the loss
-    KL(draft ‖ target), weighted as its place in the block; an accepted guess has the ordinary loss, not weighted by
-    place. Both kinds weigh one half."""
+    """Draft-OPD (arXiv 2605.29343), with ``decode.on_policy``: a refused guess has the loss KL(draft ‖ target),
+    weighted by its place; an accepted one has the ordinary loss. Both kinds weigh one half."""
     num_layers: int | None = Field(None, ge=1, le=MOST_LAYERS)
     """Decoder layers of the draft; the default is 5."""
     mask_token_id: int | None = Field(None, ge=0)
