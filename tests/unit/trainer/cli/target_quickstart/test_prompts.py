@@ -1,6 +1,7 @@
 """Prompts that the target writes, and those that are taken from data."""
 
 import json
+from uuid import uuid4
 
 import pytest
 
@@ -8,6 +9,7 @@ from spec_core.errors import DataError
 from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.target_quickstart import prompts
 from spec_trainer.cli.target_quickstart.engine import AnsweringEngine
+from spec_trainer.cli.target_quickstart.kept_questions import KeptQuestions
 from spec_trainer.cli.target_quickstart.prompts import (
     PromptCounts,
     distinct_questions,
@@ -96,9 +98,11 @@ def test_questions_are_equal_by_their_words(one, other, equal):
     assert (words_of(one) == words_of(other)) is equal
 
 
-def sampled(work, known, position, limit):
+def sampled(work, known, position, limit, wanted=6, file=None):
+    file = file or work.folder.root.with_name(f"questions-{uuid4()}.jsonl")
     with AnsweringEngine(work.options, work.target) as engine:
-        return prompts.sample_questions(work, engine, known, position, 6, limit)
+        kept = KeptQuestions(file, position)
+        return prompts.sample_questions(work, engine, known, kept, wanted, limit)
 
 
 def test_the_target_writes_each_question_once_and_ends_it(make_work):
@@ -110,6 +114,19 @@ def test_the_target_writes_each_question_once_and_ends_it(make_work):
     assert counts.position >= 5 + counts.taken
     again, _ = sampled(make_work(), set(map(words_of, texts)), 5, TimeLimit(60))
     assert not set(texts) & {row["messages"][0]["content"] for row in again}
+
+
+def test_questions_of_a_killed_call_are_kept_and_its_samples_not_drawn_again(make_work, tmp_path):
+    file = tmp_path / "questions.jsonl"
+    first, counts = sampled(make_work(), {}, 5, TimeLimit(60), 2, file)
+    with file.open("a") as stream:
+        stream.write('{"row": {"messages": [{"ro')  # the command is killed here
+    rows, more = sampled(make_work(), {}, 5, TimeLimit(60), 4, file)
+    assert rows[: len(first)] == first
+    assert len(KeptQuestions(file, 5).rows) == 4
+    assert len({words_of(row["messages"][0]["content"]) for row in rows}) == len(rows)
+    assert more.taken > counts.taken
+    assert more.position >= counts.position + more.taken - counts.taken
 
 
 @pytest.mark.parametrize(("has_begun", "taken"), [(True, 0), (False, 1)])

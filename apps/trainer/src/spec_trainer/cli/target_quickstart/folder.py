@@ -32,6 +32,8 @@ class Round:
         """File with the seconds of the round."""
         self.times = root / "times.json"
         """File with the seconds that each stage took."""
+        self.questions = root / "questions.jsonl"
+        """File of the questions that the target writes, while it writes them."""
         self.prompts = root / "prompts.jsonl"
         """File of the prompts to answer in this round, those first that the round before has left."""
         self.prompt_counts = root / "prompts.json"

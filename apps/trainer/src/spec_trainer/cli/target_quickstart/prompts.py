@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from spec_core.records import Generation
     from spec_trainer.base.time_limit import TimeLimit
     from spec_trainer.cli.target_quickstart.engine import AnsweringEngine
+    from spec_trainer.cli.target_quickstart.kept_questions import KeptQuestions
     from spec_trainer.cli.target_quickstart.work import Work
     from spec_trainer.data.tokens import Encoder
 
@@ -145,20 +146,22 @@ def sample_questions(
     work: Work,
     engine: AnsweringEngine,
     known: Collection[str],
-    position: int,
+    kept: KeptQuestions,
     wanted: int,
     limit: TimeLimit,
 ) -> tuple[list[Row], PromptCounts]:
     """Let the target write questions until ``wanted`` are there or the time is over.
 
-    ``known``: the words of earlier questions (``words_of``). ``position``: number of earlier samples. ``limit``:
-    begins, unless it has begun, with the first question, because an engine may start slowly.
+    ``known``: the words of questions of earlier rounds (``words_of``). ``kept``: those of this round that are there.
+    ``limit``: begins, unless it has begun, with the first question, because an engine may start slowly.
     """
     prefix = question_prefix(work.encoder)
-    counts = PromptCounts(source=THE_TARGET, position=position)
+    counts = kept.counts
     samples = _samples(engine.started(), prefix, work, counts, limit)
     texts = ((work.encoder.decode(ids), ended) for ids, ended in samples)
-    rows = list(islice(distinct_questions(texts, known, counts), wanted))
+    known = {*known, *(words_of(row["messages"][0]["content"]) for row in kept.rows)}
+    fresh = kept.add(distinct_questions(texts, known, counts))
+    rows = [*kept.rows, *islice(fresh, max(0, wanted - len(kept.rows)))]
     usable = [row for row in rows if _prompt(work, row) is not None]
     counts.unusable += len(rows) - len(usable)
     return usable, counts

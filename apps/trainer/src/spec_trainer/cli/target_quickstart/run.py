@@ -33,6 +33,7 @@ from spec_trainer.cli.target_quickstart.folder import (
     write_document,
     write_rows,
 )
+from spec_trainer.cli.target_quickstart.kept_questions import KeptQuestions
 from spec_trainer.cli.target_quickstart.outcome import outcome
 from spec_trainer.cli.target_quickstart.prompts import rows_of_data, sample_questions, words_of
 from spec_trainer.cli.target_quickstart.recipe import answers_per_s, prompts_held_out
@@ -122,7 +123,8 @@ def _collect_prompts(
         rows, counts = rows_of_data(work, asked, position, max(0, wanted))
     else:
         known = {words_of(row["messages"][0]["content"]) for row in asked}
-        rows, counts = sample_questions(work, engine, known, position, max(0, wanted), limit)
+        kept = KeptQuestions(one.questions, position)
+        rows, counts = sample_questions(work, engine, known, kept, max(0, wanted), limit)
     if not earlier:
         held_out = min(prompts_held_out(one.budget_s, work.machine), int(len(rows) * _HELD_OUT_SHARE))
         if held_out < 1:
