@@ -113,7 +113,8 @@ def test_a_draft_that_learnt_calls_guesses_them(target, taught, prompts, capsys)
         for name, draft in taught.items()
         for kind, file in prompts.items()
     }
-    assert lengths["all", "calls"] > 1.5 * lengths["answers", "calls"]
+    accepted = {name: lengths[name, "calls"] - 1 for name in taught}  # guesses of a round
+    assert accepted["all"] > 2.5 * accepted["answers"]
     assert lengths["answers", "prose"] > 1.4 * lengths["answers", "calls"]
     assert lengths["all", "prose"] == pytest.approx(lengths["answers", "prose"], rel=0.25)
 
