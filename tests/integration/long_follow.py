@@ -132,7 +132,7 @@ def figures(output: Path, **processes: psutil.Process) -> dict[str, float]:
 
 
 def report(found: Sequence[dict[str, float]]) -> int:
-    """Print the median and the largest figure of each half; return 1 if a median grew."""
+    """Print the median and the largest figure of each half; return 1 if a figure grew."""
     early, late = found[len(found) // 10 : len(found) // 2], found[len(found) // 2 :]
     grew = []
     print(f"{len(found)} cycles{'':23} first half          second half")
