@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
@@ -34,6 +35,8 @@ def test_the_acceptance_of_a_quantised_draft_is_that_of_its_dequantised_weights(
     llama, trained_draft, sharing_engine, vllm_context, tmp_path: Path, name, dtype
 ) -> None:
     """Texts stay the target's, and the draft guesses as before: engines that misread one accept nothing."""
+    if dtype == "int8" and torch.cpu._is_amx_tile_supported():
+        pytest.skip("vLLM's products in int8 on processors with AMX take no float32")
     trained, target = trained_draft(name), read_target(llama)
     quantised = shutil.copytree(trained.folder, tmp_path / "quantised")
     quantise_folder(quantised, type(recognise(trained.folder, target)).quantised_modules, dtype)

@@ -42,5 +42,5 @@ def test_a_run_says_that_it_waits_for_its_first_step_and_then_for_the_next_one(t
 
 def test_a_command_without_an_end_waits_in_silence():
     """It may have nothing to train on for days."""
-    with StepProgress(None, "following"):
+    with StepProgress(None, "following", says_waits=False):
         assert not [thread for thread in threading.enumerate() if thread.name == "waiting"]

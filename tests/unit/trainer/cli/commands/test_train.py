@@ -26,6 +26,7 @@ def test_a_run_without_any_loss_warns_once(resolved, tmp_path, caplog, draft, si
     (tmp_path / "same.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     words = (f"data.path={tmp_path / 'same.jsonl'}", f"draft.name={draft}", f"draft.vocab_size={size}")
     run_training(resolved(*words, "train.steps=2", "train.global_batch_tokens=40"))
-    lines = [record.getMessage() for record in caplog.records if "loss 0" in record.getMessage()]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    lines = [line for line in warnings if "loss 0" in line]
     assert len(lines) == warns
     assert all(line.startswith("step 1: loss 0: ") and "draft.vocab_size" in line for line in lines)
