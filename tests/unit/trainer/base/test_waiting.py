@@ -14,7 +14,7 @@ from spec_trainer.base.waiting import Waiting
 @pytest.fixture
 def told(monkeypatch, caplog):
     """``told(beginning)`` waits for a line with this beginning."""
-    monkeypatch.setattr(waiting, "_LINE_EVERY_S", 0.01)
+    monkeypatch.setattr(waiting, "LINE_EVERY_S", 0.01)
     caplog.set_level(logging.INFO, waiting.__name__)
 
     def wait_for(beginning: str) -> None:

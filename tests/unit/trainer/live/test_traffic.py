@@ -61,7 +61,7 @@ def test_a_server_whose_answers_are_wrong_is_logged_once(server, caplog) -> None
 
 def test_a_line_every_ten_seconds_says_that_no_server_answers(server, caplog, monkeypatch) -> None:
     caplog.set_level(logging.INFO, "spec_trainer.live.traffic")
-    monkeypatch.setattr(traffic, "_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(traffic, "LINE_EVERY_S", 0.0)
     found = opened(server)
     server.answer = (500, {"error": "out of memory"})
     for _ in range(3):

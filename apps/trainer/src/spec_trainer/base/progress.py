@@ -11,11 +11,10 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from spec_trainer.base.waiting import Waiting
+from spec_trainer.base.waiting import LINE_EVERY_S, Waiting
 
 log = logging.getLogger(__name__)
 
-_LINE_EVERY_S = 10.0
 _ENGINE_BOUND = 10
 """Percent of the time, spent waiting for features, from which the engine limits the run.
 
@@ -74,7 +73,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
             self._first = (record["step"], now)
             self._begun(record)
         last = record["step"] == self._total
-        if self._bar.disable and (last or now - self._last_line_s >= _LINE_EVERY_S):
+        if self._bar.disable and (last or now - self._last_line_s >= LINE_EVERY_S):
             self._last_line_s = now
             left = self._left(record["step"], now)
             log.info("%s %d%s %s%s", self._unit, record["step"], self._of_all, note, left)

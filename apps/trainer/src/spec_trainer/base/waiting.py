@@ -9,7 +9,8 @@ from typing import Self
 
 log = logging.getLogger(__name__)
 
-_LINE_EVERY_S = 10.0
+LINE_EVERY_S = 10.0
+"""Seconds between two lines of a command that waits, or makes progress."""
 
 
 class Waiting(AbstractContextManager["Waiting"]):
@@ -41,9 +42,9 @@ class Waiting(AbstractContextManager["Waiting"]):
     def _log(self) -> None:
         waited_s = 0.0
         while not self._ended:
-            if self._changed.wait(_LINE_EVERY_S):
+            if self._changed.wait(LINE_EVERY_S):
                 self._changed.clear()
                 waited_s = 0.0
                 continue
-            waited_s += _LINE_EVERY_S
+            waited_s += LINE_EVERY_S
             log.info("%s: %.0f s so far", self._what, waited_s)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from spec_core.errors import ConfigError, EngineError
+from spec_trainer.base.waiting import LINE_EVERY_S
 from spec_trainer.live.kept_states import take_states
 from spec_trainer.push.background import in_background
 from spec_trainer.push.servers import ask_servers
@@ -29,9 +30,6 @@ log = logging.getLogger(__name__)
 
 _LONGEST_TAKE_S = 10.0
 """Seconds after which one ``take`` requests nothing more from a server, even if more requests are left."""
-
-_LINE_EVERY_S = 10.0
-"""Seconds between two lines that say that no server answers."""
 _CHECK_S = 0.1
 """Seconds between two looks whether the command is to stop."""
 _GRACE_S = 5.0
@@ -61,7 +59,7 @@ class _Silence:
             self._began_s = None
         elif self._began_s is None:
             self._began_s = self._said_s = now_s
-        elif now_s - self._said_s >= _LINE_EVERY_S:
+        elif now_s - self._said_s >= LINE_EVERY_S:
             self._said_s = now_s
             log.info("no server of follow.servers answers: %.0f s so far", now_s - self._began_s)
 

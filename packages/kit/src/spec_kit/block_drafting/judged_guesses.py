@@ -52,11 +52,11 @@ class GuessFactors:
         self.scale = loss_scale(denominators, like)
         """1 / the sum of all weights, or 0."""
         self.are_judged = opd and not batch.evaluates  # an evaluation takes no guess as refused
-        self._accepted, refused = self.scale, self.scale
-        depth_T = torch.zeros_like(batch.loss_mask_T) if batch.guess_depth_T is None else batch.guess_depth_T
-        self._refused_T = are_refused(depth_T)
+        refused = self.scale
         if self.are_judged:
             self._accepted, refused = (loss_scale(denominators[index:], like) / 2 for index in (-2, -1))
+            depth_T = batch.guess_depth_T
+            self._refused_T = are_refused(torch.zeros_like(batch.loss_mask_T) if depth_T is None else depth_T)
         self._factor_S = weight_S.to(self.scale) * refused
 
     def of(self, guesses: CountedGuesses) -> Tensor:
