@@ -38,12 +38,12 @@ def recognise(folder: Path, target: TargetSpec) -> Draft:
         tried.append(name)
     raise ArtifactError(
         f"{folder} is not a draft that an installed plugin knows (tried: {', '.join(tried) or 'none'}): "
-        f"{what_it_is(folder)}"
+        f"{describe_folder(folder)}"
     )
 
 
-def what_it_is(folder: Path) -> str:
-    """Return what a folder is of which a plugin says that it is no draft of its own, as a clause."""
+def describe_folder(folder: Path) -> str:
+    """Return a clause on what ``folder`` holds, for the error of a plugin that does not know it as its draft."""
     fields = read_config(folder)
     if fields is None:
         return "it has no config.json; take the folder draft/ of a run, or what spec-trainer export writes"

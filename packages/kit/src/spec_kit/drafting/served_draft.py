@@ -23,7 +23,7 @@ from spec_kit.drafting.draft_files import (
     read_shapes,
     section,
 )
-from spec_kit.drafting.draft_folder import what_it_is
+from spec_kit.drafting.draft_folder import describe_folder
 from spec_kit.drafting.draft_shape import DraftShape
 from spec_kit.drafting.speculators_layout import KIND, LAYERS
 from spec_kit.drafting.vocabulary_shape import VocabularyShape
@@ -367,5 +367,5 @@ def _read_as(name: str, named: str) -> Generator[None]:
 
 
 def _not_a_draft(folder: Path, name: str) -> ArtifactError:
-    found = what_it_is(folder) if folder.is_dir() else f"there is no such folder; {DOWNLOAD_FIRST}"
+    found = describe_folder(folder) if folder.is_dir() else f"there is no such folder; {DOWNLOAD_FIRST}"
     return ArtifactError(f"draft.init_from={folder} is not an exported {name} draft: {found}")
