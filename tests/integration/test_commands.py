@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from spec_trainer.cli.app import run
 from spec_trainer.measure.evaluation.tables import evaluation_lines
+from spec_trainer.training.checkpoint.folder import read_meta
 
 from .launching import last_step, losses, metrics, started, until
 
@@ -408,6 +409,17 @@ def test_export_below_a_file_is_refused(command_line, trained, rows_file):
 def test_export_after_the_target_has_changed_is_refused(command_line, trained, tmp_path, make_target):
     words = ("export", "--checkpoint", trained / "checkpoints" / "step-12", "--output", tmp_path / "draft")
     assert "has changed since" in command_line(*words, "--target", make_target("llama")).error
+
+
+def test_export_says_that_another_version_may_have_computed_the_digest(command_line, copied, tmp_path):
+    checkpoint = copied / "checkpoints" / "step-12"
+    meta = read_meta(checkpoint)
+    before = meta.model_copy(update={"target_digest": "0123456789abcdef" * 4})
+    (checkpoint / "meta.json").write_text(before.to_json())
+    line = command_line("export", "--checkpoint", checkpoint, "--output", tmp_path / "draft").error
+    assert f"has digest {meta.target_digest[:12]}" in line
+    assert "trained on a target of digest 0123456789ab" in line
+    assert "or another version of spec-trainer wrote the checkpoint" in line
 
 
 def test_export_finds_a_target_that_was_moved(command_line, trained, tmp_path, peaked_target):

@@ -58,7 +58,11 @@ def export_checkpoint(
         raise ArtifactError(f"{checkpoint} is not a usable checkpoint: {error}") from error
     target = read_target(resolve_target(target_folder or config.target))
     if target.digest != meta.target_digest:
-        raise ArtifactError(f"target {target.folder} has changed since {checkpoint} was trained on it")
+        raise ArtifactError(
+            f"target {target.folder} has digest {target.digest[:12]}, and {checkpoint} was trained on a target of "
+            f"digest {meta.target_digest[:12]}: it has changed since then, or is another target, or another version "
+            "of spec-trainer wrote the checkpoint; name the right target with --target, or export with that version"
+        )
     draft = types["draft"](config.draft)
     draft.check_target(target)
     num_draft_tokens = config.decode.num_draft_tokens or draft.default_draft_tokens
