@@ -181,6 +181,41 @@ def test_answers_are_the_same_if_their_prompts_are_rendered_again(
     assert request.output.read_text() == answered.read_text()
 
 
+def test_parts_answer_each_row_once_as_one_command_does(
+    words: Callable[..., list[str]], answered: Path, tmp_path: Path
+) -> None:
+    outputs = [tmp_path / f"{index}.jsonl" for index in range(3)]
+    for index, output in enumerate(outputs):
+        assert run(words(output, f"--part={index}/3")) == 0
+    rows = [row for output in outputs for row in rows_of(output)]
+    assert sorted(rows, key=lambda row: row["row"]) == rows_of(answered)
+
+
+def test_a_part_that_is_none_or_of_other_answers_is_refused(
+    words: Callable[..., list[str]], command_line: Callable[..., Any], tmp_path: Path
+) -> None:
+    other, output = tmp_path / "other.jsonl", tmp_path / "answers.jsonl"
+    for part in ("2/2", "-1/2", "1", "0/0", "1/2/3"):
+        refused = command_line(*words(other, f"--part={part}"))
+        assert refused.code == 2
+        assert f"--part={part}: expected I/N" in refused.err
+    assert run(words(output, "--part=1/2")) == 0
+    refused = command_line(*words(output, "--part=0/2"))
+    assert refused.code == 2
+    assert "part 1/2 there, 0/2 here" in refused.err
+    refused = command_line(*words(other, f"--part={ROWS}/{ROWS + 1}"))
+    assert refused.code == 2
+    assert f"part {ROWS}/{ROWS + 1} of data" in refused.err
+
+
+def test_more_engines_than_one_are_refused(
+    words: Callable[..., list[str]], command_line: Callable[..., Any], tmp_path: Path
+) -> None:
+    refused = command_line(*words(tmp_path / "answers.jsonl", "engine.replicas=2"))
+    assert refused.code == 2
+    assert "engine.replicas=2: this command starts one engine" in refused.err
+
+
 def test_done_it_says_so_and_starts_no_engine(
     words: Callable[..., list[str]], command_line: Callable[..., Any], answered: Path
 ) -> None:

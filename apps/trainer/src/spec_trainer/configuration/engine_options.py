@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from pydantic import Field
 
 from spec_core import Backend, BackendConfig, Config, Engine, EngineConfig
+from spec_core.errors import ConfigError
 from spec_core.validation import validate
 from spec_trainer.configuration import read_configuration
 from spec_trainer.configuration.chat import PromptConfig
@@ -62,4 +63,9 @@ def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> Engi
     backend_type, engine_type = named_plugin(Backend, values), named_plugin(Engine, values)
     model = EngineSections[backend_type.Config, engine_type.Config]  # type: ignore[name-defined]
     config = validate(model, values, "options")
+    if config.engine.replicas != 1:
+        raise ConfigError(
+            f"engine.replicas={config.engine.replicas}: this command starts one engine; remove it, and run a command on "
+            "each device (regenerate --part=I/N divides the prompts)"
+        )
     return EngineOptions(config, backend_type(config.backend), engine_type)

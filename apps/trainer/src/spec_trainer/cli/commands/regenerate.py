@@ -50,7 +50,7 @@ class Regeneration:
     target: TargetSpec
     encoder: Encoder
     num_rows: int = 0
-    """The number of all rows of the data."""
+    """The number of all rows of the part."""
     left_out: frozenset[int] = frozenset()
     """Indices of the rows that cannot be answered."""
     data_digest: str = ""
@@ -83,7 +83,7 @@ class Regeneration:
         digest = _new_digest()
         for number, source in enumerate(read_rows(self.request.data)):
             digest.update(_bytes_of(source))
-            if number not in answered and number not in self.left_out:
+            if self.request.has(number) and number not in answered and number not in self.left_out:
                 conversation = self.opened.get(number) or self.open(source.content)
                 yield RowInProgress(number, source.content, conversation)
         if digest.hexdigest() != self.rows_digest:
@@ -107,7 +107,7 @@ class Regeneration:
         """All settings that the answers depend on, as a JSON-serializable dict."""
         request = self.request
         sections = self.options.config
-        names = ("max_new_tokens", "temperature", "top_p", "seed", "drop_cut", "on_bad_row")
+        names = ("max_new_tokens", "temperature", "top_p", "seed", "drop_cut", "on_bad_row", "part")
         return {
             "target_digest": self.target.digest,
             "data_digest": self.data_digest,
@@ -125,7 +125,7 @@ def regenerate_answers(
     limit: TimeLimit | None = None,
     running: Callable[[], Engine] | None = None,
 ) -> dict[str, Any]:
-    """Answer every row of the data, and return the document of ``regenerate --json``.
+    """Answer every row of the part, and return the document of ``regenerate --json``.
 
     ``words``: arguments of the form ``section.key=value``. ``limit``: begins, unless it has begun, when the engine
     has started; the answers that are under way at its end are dropped. ``running``: returns the engine, with the
@@ -173,7 +173,7 @@ def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> 
 
 
 def _check_rows(work: Regeneration) -> Regeneration:
-    """Parse every row once, so that a bad row is found before the engine starts; keep the first ones."""
+    """Parse every row of the part once, so that a bad row is found before the engine starts; keep the first ones."""
     num_rows = 0
     num_tokens = 0
     left_out = set[int]()
@@ -181,8 +181,10 @@ def _check_rows(work: Regeneration) -> Regeneration:
     rows = _new_digest()
     images = _new_digest()
     for number, source in enumerate(read_rows(work.request.data)):
-        num_rows += 1
         rows.update(_bytes_of(source))
+        if not work.request.has(number):
+            continue
+        num_rows += 1
         try:
             opened = work.open(source.content)
         except BadRow as bad:
@@ -196,7 +198,7 @@ def _check_rows(work: Regeneration) -> Regeneration:
             if num_tokens <= _KEPT_TOKENS and not opened.sources:
                 kept[number] = opened
     if len(left_out) == num_rows:
-        raise DataError(f"data {work.request.data!r} holds no row that can be answered")
+        raise DataError(f"part {work.request.part} of data {work.request.data!r} holds no row that can be answered")
     return replace(
         work,
         num_rows=num_rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,6 +36,8 @@ class RegenerationRequest:
     """Leave out rows with an answer that was cut at max-new-tokens."""
     on_bad_row: Literal["error", "skip"] = "error"
     """Treatment of a row that cannot be answered: it stops the command before it starts, or is left out."""
+    part: str = "0/1"
+    """Answer part I of N, as I/N with I from 0: every N-th row. So N commands use N devices."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a value out of its range, or an output that training cannot read."""
@@ -46,3 +49,17 @@ class RegenerationRequest:
             raise ConfigError(f"--top-p={self.top_p}: expected more than 0, at most 1")
         if self.output.suffix != ".jsonl":
             raise ConfigError(f"--output={self.output}: expected a .jsonl file, as training takes them")
+        if not re.fullmatch(r"\d{1,6}/\d{1,6}", self.part) or self._index >= self._count:
+            raise ConfigError(f"--part={self.part}: expected I/N with I from 0 to N - 1, such as 0/4")
+
+    def has(self, number: int) -> bool:
+        """Return whether row ``number`` of the data belongs to the part."""
+        return number % self._count == self._index
+
+    @property
+    def _index(self) -> int:
+        return int(self.part.partition("/")[0])
+
+    @property
+    def _count(self) -> int:
+        return int(self.part.partition("/")[2])
