@@ -3,18 +3,21 @@
 ``python benchmarks/regenerate.py --engine hf --target TARGET --data PROMPTS``. The engine's own rate is that of
 Transformers' ``generate`` at each batch size, or of one call of vLLM's ``LLM.generate`` or SGLang's
 ``Engine.generate`` with all prompts. Rates leave out the start and one short warm-up. Each measurement is a separate
-process, ours and the engine's take turns, and the ratio of medians is compared with the limit.
+process, ours and the engine's take turns, and the ratio of medians is compared with the limit. With ``--devices 0 1``
+each device has an engine and half of the prompts, and the rate is that of all answers until the last one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +26,7 @@ import yaml
 from measure import machine, versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 PROGRAM = str(Path(sys.executable).with_name("spec-trainer"))
 LIMITS = {"hf": 0.9, "vllm": 0.95, "sglang": 0.95}
@@ -47,11 +50,11 @@ def main(words: Sequence[str]) -> None:
         prompts.write_text("\n".join(lines) + "\n", "utf-8")
         first = prompts.with_name("first.jsonl")
         first.write_text("\n".join(lines[:_FIRST_ROWS]) + "\n", "utf-8")
-        _run_own_rate(words, first, options.batches[0])
+        _run_own_rate(options, words, first, options.batches[0])
         for repetition in range(options.repetitions):
-            ours.append(_regenerate(options, prompts, Path(folder) / f"{repetition}.jsonl"))
+            ours.append(_regenerate(options, prompts, Path(folder) / f"{repetition}"))
             for batch in options.batches:
-                own[batch].append(_run_own_rate(words, prompts, batch))
+                own[batch].append(_run_own_rate(options, words, prompts, batch))
     rates = {str(batch): _median(runs) for batch, runs in own.items()}
     ratio = _median(ours) / max(rates.values())
     document = {
@@ -86,6 +89,10 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--words", nargs="*", default=[], help="KEY=VALUE for vLLM or SGLang itself")
+    parser.add_argument(
+        "--devices", nargs="+", default=[""], help="GPUs that work at once, each with an engine"
+    )
+    parser.add_argument("--part", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.engine != "hf":
         options.batches = [options.rows]
@@ -96,36 +103,54 @@ def _median(runs: Sequence[dict[str, Any]]) -> float:
     return statistics.median(run["tokens_per_s"] for run in runs)
 
 
-def _regenerate(options: argparse.Namespace, prompts: Path, output: Path) -> dict[str, Any]:
-    words = [
-        "regenerate",
-        "--json",
-        "--engine",
-        options.engine,
-        "--target",
-        options.target,
-        "--data",
-        prompts,
-    ]
-    words += [
-        "--output",
-        output,
-        "--max-new-tokens",
-        options.new_tokens,
-        "--temperature",
-        options.temperature,
-    ]
+def _regenerate(options: argparse.Namespace, prompts: Path, stem: Path) -> dict[str, Any]:
+    given = {
+        "engine": options.engine,
+        "target": options.target,
+        "data": prompts,
+        "max-new-tokens": options.new_tokens,
+        "temperature": options.temperature,
+    }
+    words = ["regenerate", "--json", *(f"--{name}={value}" for name, value in given.items())]
     words += [f"backend.name={options.backend}", f"engine.dtype={options.dtype}"]
     words += [f"engine.args.{word}" for word in options.words]
-    done = subprocess.run([PROGRAM, *map(str, words)], check=True, capture_output=True, text=True)
-    found = json.loads(done.stdout)
-    return {name: found[name] for name in ("generated_tokens", "tokens_per_s")}
+
+    def answer(index: int, environment: Mapping[str, str]) -> dict[str, Any]:
+        own = [f"--part={index}/{len(options.devices)}", f"--output={stem}-{index}.jsonl"]
+        return json.loads(_printed([PROGRAM, *words, *own], environment))
+
+    return _together(options, answer)
 
 
-def _run_own_rate(words: Sequence[str], prompts: Path, batch: int) -> dict[str, Any]:
+def _run_own_rate(
+    options: argparse.Namespace, words: Sequence[str], prompts: Path, batch: int
+) -> dict[str, Any]:
     command = [sys.executable, __file__, _OWN, *words, "--data", str(prompts), "--batches", str(batch)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+
+    def answer(index: int, environment: Mapping[str, str]) -> dict[str, Any]:
+        return json.loads(_printed([*command, "--part", str(index)], environment).splitlines()[-1])
+
+    return _together(options, answer)
+
+
+def _together(
+    options: argparse.Namespace, answer: Callable[[int, Mapping[str, str]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Answer a part of the prompts on each device at once; return the tokens of all, and their rate."""
+
+    def on_device(index: int) -> dict[str, Any]:
+        device = options.devices[index]
+        return answer(index, os.environ | ({"CUDA_VISIBLE_DEVICES": device} if device else {}))
+
+    with ThreadPoolExecutor(len(options.devices)) as pool:
+        parts = list(pool.map(on_device, range(len(options.devices))))
+    num_tokens = sum(part["generated_tokens"] for part in parts)
+    seconds = max(part["generated_tokens"] / part["tokens_per_s"] for part in parts)
+    return {"generated_tokens": num_tokens, "tokens_per_s": round(num_tokens / seconds, 1)}
+
+
+def _printed(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
 def _own_rate(options: argparse.Namespace) -> dict[str, Any]:
@@ -133,6 +158,7 @@ def _own_rate(options: argparse.Namespace) -> dict[str, Any]:
 
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     rows = [json.loads(line)["messages"] for line in options.data.read_text("utf-8").splitlines()]
+    rows = rows[options.part :: len(options.devices)]
     prompts = [
         tokenizer.apply_chat_template(row, add_generation_prompt=True, return_dict=False) for row in rows
     ]
