@@ -65,7 +65,7 @@ def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> Engi
     config = validate(model, values, "options")
     if config.engine.replicas != 1:
         raise ConfigError(
-            f"engine.replicas={config.engine.replicas}: this command starts one engine; remove it, and run a command on "
-            "each device (regenerate --part=I/N divides the prompts)"
+            f"engine.replicas={config.engine.replicas}: this command starts one engine; remove it, and run a "
+            "command on each device (regenerate --part=I/N divides the prompts)"
         )
     return EngineOptions(config, backend_type(config.backend), engine_type)

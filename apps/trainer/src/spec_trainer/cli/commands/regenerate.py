@@ -198,7 +198,9 @@ def _check_rows(work: Regeneration) -> Regeneration:
             if num_tokens <= _KEPT_TOKENS and not opened.sources:
                 kept[number] = opened
     if len(left_out) == num_rows:
-        raise DataError(f"part {work.request.part} of data {work.request.data!r} holds no row that can be answered")
+        raise DataError(
+            f"part {work.request.part} of data {work.request.data!r} holds no row that can be answered"
+        )
     return replace(
         work,
         num_rows=num_rows,
