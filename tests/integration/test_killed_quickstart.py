@@ -10,7 +10,7 @@ from ..byte_chats import byte_chat_target
 from .launching import running, until
 
 BUDGET = "20s"
-"""The smallest budget. A killed stage has its share once more."""
+"""The smallest budget. A killed stage has its share of what is left."""
 LIMIT_S = 300.0
 """Longest time of one call, on a machine that is busy with other things."""
 
@@ -69,6 +69,10 @@ def test_killed_while_it_answers_and_while_it_trains_it_goes_on_there(
     assert list(after) == ["prompts", "cost", "answers", "training", "figures", "report"]
     assert {stage: after[stage] for stage in times} == times
     summary = json.loads((out / "summary.json").read_text())
+    lost_s = json.loads((one / "unended.json").read_text())["interrupted_s"]
+    assert summary["rounds"][0]["spent_s"]["interrupted"] == lost_s > 0, (
+        "the time of killed stages is charged"
+    )
     assert summary["steps"] >= 1
     assert summary["acceptance_length"] >= 1
     assert not (out / "round-2").exists()

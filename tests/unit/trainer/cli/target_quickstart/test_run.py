@@ -1,6 +1,7 @@
 """From a target to a draft: one round, the same command again, a larger budget, and what is refused."""
 
 import json
+import time
 
 import pytest
 
@@ -75,6 +76,28 @@ def test_rounds_go_on_from_one_another(request_of, data, tmp_path, monkeypatch):
     assert {question(row) for row in rows_of(second / "training.jsonl")} > answered
     assert not {question(row) for row in rows_of(second / "prompts.jsonl")} & (answered | held_out)
     assert more["draft"] == str(second / "run/draft")
+
+
+def test_the_time_of_a_stopped_stage_is_missing_from_the_next_call(request_of, data, tmp_path, monkeypatch):
+    budgets = []
+
+    def noted(stage, budget_s, *rest):
+        budgets.append(budget_s)
+        return time_for(stage, budget_s, *rest)
+
+    def stopped(*_):
+        time.sleep(0.5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(quickstart, "time_for", noted)
+    monkeypatch.setattr(quickstart, "answer_round", stopped)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            quickstart.run_target_quickstart(request_of(data=str(data)))
+    assert budgets[:3] == [SECONDS] * 3, "prompts, cost and answers of the first call"
+    assert budgets[3] <= SECONDS - 0.5
+    assert budgets[4] <= budgets[3] - 0.5
+    assert len(budgets) == 5
 
 
 @pytest.mark.slow

@@ -32,6 +32,8 @@ class Round:
         """File with the seconds of the round."""
         self.times = root / "times.json"
         """File with the seconds that each stage took."""
+        self.unended = root / "unended.json"
+        """File with the seconds of interrupted stages, and of the stage that is under way."""
         self.questions = root / "questions.jsonl"
         """File of the questions that the target writes, while it writes them."""
         self.prompts = root / "prompts.jsonl"
@@ -65,6 +67,29 @@ class Round:
     def spent(self) -> dict[str, float]:
         """The seconds of each stage that has ended."""
         return read_document(self.times) if self.times.exists() else {}
+
+    @property
+    def interrupted_s(self) -> float:
+        """The seconds of stages that were killed or stopped, and so did not end."""
+        return self._unended()[0]
+
+    def note_under_way(self, seconds: float) -> None:
+        """Note how long the stage that is under way has taken so far."""
+        self._write_unended(self.interrupted_s, seconds)
+
+    def charge_interrupted(self) -> None:
+        """Charge the time of the stage that an earlier call of the command did not end."""
+        self._write_unended(sum(self._unended()), 0.0)
+
+    def _unended(self) -> tuple[float, float]:
+        if not self.unended.exists():
+            return 0.0, 0.0
+        document = read_document(self.unended)
+        return float(document["interrupted_s"]), float(document["under_way_s"])
+
+    def _write_unended(self, interrupted_s: float, under_way_s: float) -> None:
+        document = {"interrupted_s": round(interrupted_s, 1), "under_way_s": round(under_way_s, 1)}
+        write_document(self.unended, document)
 
     def end_stage(self, stage: str, seconds: float) -> None:
         """Note that a stage has ended."""

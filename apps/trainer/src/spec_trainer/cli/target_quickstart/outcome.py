@@ -36,7 +36,10 @@ def outcome(work: Work, one: Round) -> dict[str, Any]:
         "breakdown": cost,
         "prompts": {**counts, "held_out": figures["prompts"]},
         "recipe": recipe,
-        "rounds": [{"budget_s": past.budget_s, "spent_s": past.spent} for past in work.folder.rounds],
+        "rounds": [
+            {"budget_s": past.budget_s, "spent_s": {**past.spent, "interrupted": past.interrupted_s}}
+            for past in work.folder.rounds
+        ],
         "expected_speedups": {str(count): round(value, 2) for count, value in speedups.items()},
         "served_draft_tokens": best,
         "draft": str(one.draft),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +37,7 @@ from spec_trainer.cli.target_quickstart.outcome import outcome
 from spec_trainer.cli.target_quickstart.prompts import rows_of_data, sample_questions, words_of
 from spec_trainer.cli.target_quickstart.recipe import answers_per_s, prompts_held_out
 from spec_trainer.cli.target_quickstart.request import TargetQuickstart
+from spec_trainer.cli.target_quickstart.stage_clock import charged
 from spec_trainer.cli.target_quickstart.training import resolved_run, train_draft
 from spec_trainer.cli.target_quickstart.work import Work, check_request
 from spec_trainer.report.page import report_page
@@ -92,16 +92,17 @@ def _go_through(work: Work, engine: AnsweringEngine, one: Round) -> None:
         REPORT: lambda _: _write_report(work, one),
     }
     assert list(stages) == list(SHARES), "the stages have shares of the time"
-    whole = TimeLimit(one.budget_s - sum(one.spent.values()))
+    one.charge_interrupted()
+    budget_s = max(0.0, one.budget_s - one.interrupted_s)
+    whole = TimeLimit(budget_s - sum(one.spent.values()))
     for stage, perform in stages.items():
         spent = one.spent
         if stage in spent:
             continue
-        given = time_for(stage, one.budget_s, spent, work.slow_starts(one.budget_s))
-        start = time.monotonic()
+        given = time_for(stage, budget_s, spent, work.slow_starts(one.budget_s))
         log.info("%s: %s, %.0f s", one.root.name, _TITLES[stage], given.whole_s)
-        perform(given)
-        one.end_stage(stage, time.monotonic() - start)
+        with charged(one, stage):
+            perform(given)
 
 
 def _once_started(given: StageTime) -> TimeLimit:
