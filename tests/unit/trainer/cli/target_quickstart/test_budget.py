@@ -63,3 +63,15 @@ def test_what_a_stage_leaves_goes_to_the_others():
 def test_a_late_stage_gets_nothing_if_the_time_is_over():
     spent = {stage: 150.0 for stage in SHARES if stage != REPORT}
     assert time_for(REPORT, 600, spent).whole_s == 0
+
+
+@pytest.mark.parametrize("slow", [(), (PROMPTS, FIGURES)])
+def test_figures_get_no_more_than_they_can_use(slow):
+    spent = {PROMPTS: 360.0, COST: 0.0, ANSWERS: 860.0}
+    before = time_for(TRAINING, 3600, spent, slow)
+    figures = time_for(FIGURES, 3600, spent, slow)
+    training = time_for(TRAINING, 3600, spent, slow, 60.0)
+    assert time_for(FIGURES, 3600, spent, slow, 60.0) == (figures.starts_s, 60.0)
+    share = SHARES[TRAINING] / (SHARES[TRAINING] + SHARES[REPORT])
+    assert training.work_s - before.work_s == pytest.approx(share * (figures.work_s - 60))
+    assert time_for(TRAINING, 3600, spent, slow, figures.work_s + 1).work_s == pytest.approx(before.work_s)

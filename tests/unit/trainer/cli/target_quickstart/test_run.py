@@ -107,6 +107,8 @@ def test_an_engine_that_starts_slowly_is_not_started_to_measure_costs(
     monkeypatch.setattr(quickstart.Work, "starts_slowly", True)
     summary = quickstart.run_target_quickstart(request_of(data=str(data)))
     assert not (tmp_path / "out/breakdown.json").exists()
+    alone_s = 1 / summary["throughput"][0]["tokens_per_s_without_draft"]
+    assert 0.05 < json.loads((tmp_path / "out/token.json").read_text())["token_ms"] / 1000 / alone_s < 20
     (row,), (alone,) = summary["breakdown"]["rounds"], summary["throughput"]
     tau = summary["greedy"]["acceptance_length"]
     assert row["break_even"] == pytest.approx(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -42,12 +43,17 @@ class StageTime(NamedTuple):
 
 
 def time_for(
-    stage: str, budget_s: float, spent: Mapping[str, float], slow_starts: Collection[str] = ()
+    stage: str,
+    budget_s: float,
+    spent: Mapping[str, float],
+    slow_starts: Collection[str] = (),
+    most_figures_s: float = math.inf,
 ) -> StageTime:
     """Return the time that ``stage`` may take; ``spent`` has the seconds of each stage that has ended.
 
     ``slow_starts``: the stages whose engine takes long to start (``STARTS_S``). If there are any, ``COST``, which
-    would need several starts, gets no time.
+    would need several starts, gets no time. ``most_figures_s``: the most seconds of work that ``FIGURES`` can use;
+    the other stages get what its share has beyond that.
     """
     left_s = max(0.0, budget_s - sum(spent.values()))
     without = {*spent, COST} if slow_starts else {*spent}
@@ -56,4 +62,9 @@ def time_for(
     scale = min(1.0, _MOST_STARTS * budget_s / sum(slow.values())) if slow else 0.0
     starts = {name: scale * seconds for name, seconds in slow.items() if name not in spent}
     worked_s = max(0.0, left_s - sum(starts.values()))
-    return StageTime(starts.get(stage, 0.0), worked_s * shares.get(stage, 0.0) / sum(shares.values()))
+    figures_share = shares.pop(FIGURES, 0.0)
+    figures_s = min(most_figures_s, worked_s * figures_share / (figures_share + sum(shares.values())))
+    if stage == FIGURES:
+        return StageTime(starts.get(stage, 0.0), figures_s)
+    share = shares.get(stage, 0.0) / sum(shares.values())
+    return StageTime(starts.get(stage, 0.0), share * (worked_s - figures_s))

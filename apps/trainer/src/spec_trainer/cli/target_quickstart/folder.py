@@ -107,6 +107,8 @@ class QuickstartFolder:
         """File of the prompts of the figures, on which nothing is trained."""
         self.cost = root / "breakdown.json"
         """File with what a token costs without a draft and a round with one."""
+        self.token = root / "token.json"
+        """File with what a token costs without a draft, if only that was measured before the training."""
         self.summary = root / "summary.json"
         """File with the figures of the last round."""
         self.report = root / "report.html"

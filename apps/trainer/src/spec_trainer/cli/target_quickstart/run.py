@@ -24,7 +24,7 @@ from spec_trainer.cli.target_quickstart.budget import (
 )
 from spec_trainer.cli.target_quickstart.cost import can_pay, measure_cost
 from spec_trainer.cli.target_quickstart.engine import AnsweringEngine
-from spec_trainer.cli.target_quickstart.figures import measure_draft
+from spec_trainer.cli.target_quickstart.figures import measure_draft, most_s
 from spec_trainer.cli.target_quickstart.folder import (
     Round,
     read_all,
@@ -99,7 +99,7 @@ def _go_through(work: Work, engine: AnsweringEngine, one: Round) -> None:
         spent = one.spent
         if stage in spent:
             continue
-        given = time_for(stage, budget_s, spent, work.slow_starts(one.budget_s))
+        given = time_for(stage, budget_s, spent, work.slow_starts(one.budget_s), most_s(work))
         log.info("%s: %s, %.0f s", one.root.name, _TITLES[stage], given.whole_s)
         with charged(one, stage):
             perform(given)
