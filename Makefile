@@ -16,12 +16,12 @@ PARTS := tests/contract/test_drafts.py::TestEagle3Draft::test_d13_divided_by_its
 	tests/integration/test_ray_runs.py::test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced \
 	tests/integration/test_ray_runs.py::test_devices_that_others_use_are_named \
 	tests/integration/test_ray_runs.py::test_what_can_never_be_had_is_bad_usage \
-	tests/integration/test_decode.py::test_workers_do_what_one_process_does \
+	tests/integration/decode/test_cycles.py::test_workers_do_what_one_process_does \
 	tests/integration/test_faults.py::test_an_engine_is_replaced_and_a_killed_trainer_ends_the_run \
 	tests/integration/test_faults.py::test_launcher_killed \
-	tests/integration/test_follow.py::test_a_killed_command_leaves_a_server_that_serves_and_goes_on \
-	tests/integration/test_follow.py::test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest \
-	tests/integration/test_follow.py::test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk[local] \
+	tests/integration/follow/test_servers.py::test_a_killed_command_leaves_a_server_that_serves_and_goes_on \
+	tests/integration/follow/test_learning.py::test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest \
+	tests/integration/follow/test_learning.py::test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk[local] \
 	tests/integration/test_offline.py::test_samples_captured_with_interruptions_give_the_losses_of_the_online_run \
 	tests/integration/test_plugins_of_others.py::test_commands_that_name_none_of_them_are_not_changed \
 	tests/integration/test_own_server.py::test_a_server_is_started_with_the_fresh_draft_started_again_and_ended \

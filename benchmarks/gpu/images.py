@@ -40,7 +40,8 @@ from tests.captured_states import captured
 from tests.distributions import write_distribution
 from tests.engines.page_server import ServerProcess
 from tests.engines.replay import Replay
-from tests.seeing_targets import SEEING, picture, question, reference_states, request_of, save_seeing_target
+from tests.image_requests import picture, question, reference_states, request_of
+from tests.seeing_targets import SEEING, save_seeing_target
 
 from spec_core import Backend, Engine, EngineContext, plugins
 from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams

@@ -1,55 +1,39 @@
-"""Features from GPU to GPU over NCCL: the transport's contract, deaths while a sample travels, and other work."""
+"""Features from GPU to GPU over NCCL: the transport's contract, and other work of the same GPUs."""
 
-import contextlib
-import threading
 import time
-from collections.abc import Generator, Sequence
 
 import pytest
 import torch
-from torch import Tensor
 
-from spec_backend_cuda.backend import CudaBackend, CudaConfig
-from spec_core import FeatureReceiver, FeatureSender, Transport
-from spec_core.errors import DeadlineExceeded, PeerLost
-from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.errors import DeadlineExceeded
+from spec_core.records import FeatureSample
 from spec_testing import TransportSuite
 from spec_testing.process_group_suite import joined
-from spec_testing.processes import Fault, Rank, run_ranks, watch_ranks
+from spec_testing.processes import Rank, run_ranks
 from spec_testing.resources import settled_resources
 
-AVAILABILITY = CudaBackend.probe()
-NUM_DEVICES = CudaBackend.capabilities().num_devices
+from .two_gpus import (
+    AVAILABILITY,
+    LONG_S,
+    SAMPLE_BYTES,
+    SCHEMA,
+    SHORT_S,
+    TOKENS,
+    OnTwoGpus,
+    check,
+    device_is_idle,
+    listening,
+    multi_gpu,
+    nccl,
+    sample,
+    take,
+)
+
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not AVAILABILITY.ok, reason=AVAILABILITY.reason)]
 
-SCHEMA = FeatureSchema(layers=(1, 2), hidden_size=1024, dtype="bfloat16")
-TOKENS = 2048
-SAMPLE_BYTES = TOKENS * (8 + SCHEMA.bytes_per_token())
-LONG_S, SHORT_S = 30.0, 0.5
 CYCLES = 400_000_000
 """The device sleeps for about 0.2 s."""
 NOISE_BYTES = 8 << 20
-
-
-def multi_gpu(test):
-    reason = f"two GPUs are needed, this process sees {NUM_DEVICES}"
-    return pytest.mark.multi_gpu(pytest.mark.skipif(NUM_DEVICES < 2, reason=reason)(test))
-
-
-class OnTwoGpus(Transport):
-    """Receives on the first GPU and sends from the second one."""
-
-    def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
-        torch.cuda.set_device(0)
-        return nccl().listen(schema, window_bytes)
-
-    def connect(self, address: str, schema: FeatureSchema, timeout_s: float) -> FeatureSender:
-        torch.cuda.set_device(1)
-        return nccl().connect(address, schema, timeout_s)
-
-
-def nccl() -> Transport:
-    return CudaBackend(CudaConfig(name="cuda")).transport("disaggregated")
 
 
 @multi_gpu
@@ -61,161 +45,6 @@ class TestNcclTransport(TransportSuite):
     @pytest.fixture
     def device(self):
         return "cuda"
-
-
-def sample(number: int, tokens: int = TOKENS) -> FeatureSample:
-    hidden = torch.full(SCHEMA.shape(tokens), float(number % 256), dtype=torch.bfloat16, device="cuda")
-    ids = torch.full((tokens,), number, device="cuda")
-    return FeatureSample(request_id=number, input_ids=ids, hidden_TNH=hidden)
-
-
-def check(got: FeatureSample, number: int, tokens: int = TOKENS) -> None:
-    assert got.hidden_TNH.device == torch.device("cuda", 0)
-    assert (got.request_id, len(got.input_ids)) == (number, tokens)
-    assert bool((got.input_ids == number).all())
-    assert bool((got.hidden_TNH == float(number % 256)).all())
-
-
-def take(receiver: FeatureReceiver, number: int, tokens: int = TOKENS) -> None:
-    got = receiver.receive(LONG_S)
-    check(got, number, tokens)
-    receiver.release(got)
-
-
-@contextlib.contextmanager
-def listening(me: Rank, window_bytes: int) -> Generator[FeatureReceiver]:
-    with OnTwoGpus().listen(SCHEMA, window_bytes) as receiver:
-        me.publish(receiver.address)
-        yield receiver
-
-
-def device_is_idle(limit_s: float = 5.0) -> None:
-    """No kernel of a transfer is left that waits for somebody who is gone."""
-    started = time.monotonic()
-    torch.cuda.synchronize()
-    assert time.monotonic() - started < limit_s
-
-
-def leave_a_receive_waiting(me: Rank) -> str | None:
-    """The sender announces its second sample, and dies before its GPU sends it."""
-    if me.rank == 1:
-        from spec_backend_cuda.nccl_link import NcclLink
-
-        sender = OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S)
-        sender.send(sample(0), LONG_S).result(LONG_S)
-        NcclLink.start = say_only
-        sender.send(sample(1), LONG_S)
-        time.sleep(1.0)
-        me.reach("fault")
-        return None
-    with listening(me, 4 * SAMPLE_BYTES) as receiver:
-        take(receiver, 0)
-        with pytest.raises(PeerLost, match="has died"):
-            receiver.receive(LONG_S)
-        device_is_idle()
-        return "lost"
-
-
-def say_only(link: object, parts: Sequence[Tensor]) -> None:
-    """Instead of ``NcclLink.start``."""
-
-
-@multi_gpu
-def test_a_killed_sender_is_lost_and_the_receivers_gpu_goes_on():
-    found = watch_ranks(leave_a_receive_waiting, 2, faults={(1, "fault"): Fault.KILL}, timeout_s=60)[0]
-    assert found.trace == ""
-    assert found.value == "lost"
-
-
-def leave_a_send_waiting(me: Rank) -> list[str] | None:
-    """The receiver dies before its GPU receives what the sender's GPU already sends."""
-    if me.rank == 0:
-        from spec_backend_cuda.nccl_link import NcclLink
-
-        with listening(me, 4 * SAMPLE_BYTES) as receiver:
-            take(receiver, 0)
-            NcclLink.start = never
-            me.publish("deaf")
-            me.receive()
-            time.sleep(1.0)
-            me.reach("fault")
-        return None
-    sender = OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S)
-    sender.send(sample(0), LONG_S)
-    me.receive()
-    tickets = [sender.send(sample(number), LONG_S) for number in (1, 2)]
-    me.publish("sent")
-    found = [type(ticket.exception(LONG_S)).__name__ for ticket in tickets]
-    with pytest.raises(PeerLost):
-        sender.send(sample(3), LONG_S)
-    sender.close()
-    device_is_idle()
-    return found
-
-
-def never(link: object, parts: Sequence[Tensor]) -> None:
-    """Instead of ``NcclLink.start``."""
-    time.sleep(1000)
-
-
-@multi_gpu
-def test_a_killed_receiver_fails_the_tickets_and_the_senders_gpu_goes_on():
-    found = watch_ranks(leave_a_send_waiting, 2, faults={(0, "fault"): Fault.KILL}, timeout_s=60)[1]
-    assert found.trace == ""
-    # A small sample is through at its sender's end when it lies in NCCL's buffers at the receiver's.
-    assert found.value in (["PeerLost", "PeerLost"], ["NoneType", "PeerLost"])
-
-
-def die_while_streaming(me: Rank) -> int | None:
-    """At no chosen moment: large samples, one after the other. Another sender takes over."""
-    if me.rank == 1:
-        sender = OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S)
-        me.receive()  # the other one is connected
-        threading.Thread(target=stream_for_ever, args=(sender,), daemon=True).start()
-        time.sleep(0.5)
-        me.reach("fault")
-        return None
-    if me.rank == 2:
-        with OnTwoGpus().connect(me.receive(), SCHEMA, LONG_S) as sender:
-            me.publish("connected")
-            assert me.receive() == "lost"
-            for number in range(20):
-                sender.send(sample(number), LONG_S)
-            sender.flush(LONG_S)
-        return None
-    with listening(me, 4 * SAMPLE_BYTES) as receiver:
-        me.receive()
-        taken = take_until_lost(receiver)
-        me.publish("lost")
-        for number in range(20):
-            take(receiver, number)
-        device_is_idle()
-        return taken
-
-
-def stream_for_ever(sender: FeatureSender) -> None:
-    torch.cuda.set_device(1)
-    number = 0
-    while True:
-        sender.send(sample(number), LONG_S)
-        number += 1
-
-
-def take_until_lost(receiver: FeatureReceiver) -> int:
-    number = 0
-    while True:
-        try:
-            take(receiver, number)
-        except PeerLost:
-            return number
-        number += 1
-
-
-@multi_gpu
-def test_samples_of_a_killed_sender_are_whole_and_other_senders_go_on():
-    found = watch_ranks(die_while_streaming, 3, faults={(1, "fault"): Fault.KILL}, timeout_s=60)[0]
-    assert found.trace == ""
-    assert found.value > 0
 
 
 def send_to_an_idle_trainer(me: Rank) -> None:

@@ -23,7 +23,7 @@ from spec_testing import (
 )
 from spec_testing.draft_replica_suite import LIMIT_S, PROMPTS
 
-from ..seeing_targets import picture, samples_with_images
+from ..image_requests import picture, samples_with_images
 
 
 class TestHfEngine(EngineSuite):

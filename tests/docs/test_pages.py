@@ -29,7 +29,7 @@ ELSEWHERE = {
     "check": "tests/rig_ascend/test_backend.py",
     "push": "tests/integration/test_pushes.py",
     "serving": "tests/integration/test_pushes.py",
-    "follow": "tests/integration/test_follow.py",
+    "follow": "tests/integration/follow/test_learning.py",
     "--whole-target": "tests/integration/test_whole_target.py",
     "engine.gguf=": "tests/engines/test_llamacpp_commands.py",
     "examples/": "tests/docs/test_recipes.py",

@@ -6,7 +6,6 @@ import random
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core import EngineContext
-from spec_core.records import SamplingParams
-from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
 from spec_kit.hosting import SubprocessEngine
@@ -26,16 +23,14 @@ from ..distributions import write_distribution
 from ..made_once import made_once
 from .forked_starts import forked_starts
 from .sharing import Pool, sharing
+from .trained_drafts import DRAFTS, Trained, write_answers
 
 MAX_LENGTH = 200
 BATCH_TOKENS = 64
 """Longer prompts run in chunks."""
 NUM_DRAFT_TOKENS = 3
-NEW_TOKENS = 80
-"""Tokens of each of 64 answers: more than the 5,000 that an acceptance length wants."""
 VLLM_ARGS = {"distributed_executor_backend": "uni"}
 """One process less to start for each vLLM; a processor build wants the variable below for it."""
-
 _SHAPE = {"hidden_size": 64, "head_dim": 32, "initializer_range": 0.25}
 """vLLM's attention on a processor takes heads of 32 and more."""
 _LATENT = {
@@ -67,64 +62,6 @@ _EXPERTS = {
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 64,
     "mtp_num_hidden_layers": 1,
-}
-DRAFTS = {
-    "eagle3": [
-        "draft.vocab_size=80",
-        "draft.num_steps=3",
-        "draft.intermediate_size=256",
-        "train.lr=8e-3",
-        "train.steps=150",
-    ],
-    "eagle3, two layers, window": [
-        "draft.num_layers=2",
-        "draft.sliding_window=8",
-        "draft.num_steps=3",
-        "draft.intermediate_size=256",
-        "draft.norm_before_residual=true",
-        "draft.norm_before_fc=true",
-        "draft.qk_norm=true",
-        "train.lr=4e-3",
-        "train.steps=150",
-    ],
-    "eagle3, mla": [
-        "draft.attention=mla",
-        "draft.vocab_size=80",
-        "draft.num_steps=3",
-        "draft.intermediate_size=256",
-        "train.lr=4e-3",
-        "train.steps=150",
-    ],
-    "dflash": [
-        "draft.block_size=4",
-        "draft.anchor_share=1.0",
-        "draft.num_layers=2",
-        "draft.num_features=3",
-        "train.lr=3e-3",
-        "train.steps=120",
-    ],
-    "dflash, reduced": [
-        "draft.vocab_size=80",
-        "draft.block_size=4",
-        "draft.anchor_share=1.0",
-        "draft.num_layers=2",
-        "draft.num_features=3",
-        "train.lr=3e-3",
-        "train.steps=120",
-    ],
-    "peagle": [
-        "draft.num_guesses=3",
-        "draft.num_layers=2",
-        "draft.norm_before_residual=true",
-        "draft.norm_before_fc=true",
-        "draft.retention=1.0",
-        "draft.vocab_size=80",
-        "train.lr=2e-3",
-        "train.steps=150",
-    ],
-    "mtp": ["draft.num_steps=3", "train.lr=8e-3", "train.steps=150"],
-    "mtp, experts": ["draft.num_steps=3", "train.lr=8e-3", "train.steps=150"],
-    "medusa": ["draft.num_heads=3", "train.lr=8e-3", "train.steps=150"],
 }
 MEDUSA = Path(__file__).parents[1] / "plugins" / "spec-draft-medusa"
 """A third party's draft; its distribution is not installed here."""
@@ -281,15 +218,6 @@ def sharing_engine(
         engine.close()
 
 
-@dataclass(frozen=True)
-class Trained:
-    name: str
-    target: Path
-    folder: Path
-    prompts: list[list[int]]
-    """The draft has learned the target's answers to every second one of them."""
-
-
 @pytest.fixture(scope="session")
 def medusa(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Make the third party's draft found as if it were installed: sources and entry point on ``sys.path``."""
@@ -340,18 +268,6 @@ def trained_draft(
         return Trained(name, target, output / "draft", prompts)
 
     return train
-
-
-def write_answers(target: Path, prompts: list[list[int]], file: Path) -> None:
-    """Write rows with the target's greedy answers."""
-    sampling = SamplingParams(max_new_tokens=NEW_TOKENS, stop_at_eos=False)
-    context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
-    with HfEngine.create(HfConfig(), read_target(target), context) as engine:
-        answers = engine.generate(prompts, sampling)
-    with file.open("w") as rows:
-        for prompt, answer in zip(prompts, answers, strict=True):
-            mask = [0] * len(prompt) + [1] * len(answer.token_ids)
-            rows.write(json.dumps({"input_ids": [*prompt, *answer.token_ids], "loss_mask": mask}) + "\n")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Runs ``spec-trainer follow --serve`` with a real engine, sends requests to the server and checks what is left."""
 
 import http.client
-import json
 import os
 import random
 import subprocess
@@ -17,7 +16,7 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
 from ..free_port import free_port
-from ..integration import launching
+from ..integration import launching, run_directory
 from .vllm_here import lives
 
 START_S = 400
@@ -58,6 +57,6 @@ def follows_its_own_server(
         process.kill()
     assert len(children) >= 2
     assert not [child for child in children if lives(child)]
-    verdicts = (output / "versions.jsonl").read_text().splitlines()
-    assert json.loads(verdicts[-1])["version"] >= 1, verdicts
+    verdicts = run_directory.versions(output)
+    assert verdicts[-1]["version"] >= 1, verdicts
     assert ", ".join(map(str, answers[0][:8])) not in (output / "logs" / "server.log").read_text()

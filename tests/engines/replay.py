@@ -16,7 +16,7 @@ from spec_engine_hf.hf_model import HfModel
 from spec_kit.targets.target_reader import read_target
 from spec_testing import TransformersTarget
 
-from .conftest import Trained
+from .trained_drafts import Trained
 
 NUM_DRAFT_TOKENS = 3
 

@@ -25,8 +25,9 @@ from spec_kit.targets import read_target
 from spec_testing import TransformersTarget
 from spec_trainer.cli.app import run
 
-from .conftest import Trained
+from ..integration import run_directory
 from .page_server import PageServer
+from .trained_drafts import Trained
 
 if TYPE_CHECKING:
     Asks = Callable[..., list[int] | None]
@@ -147,10 +148,10 @@ def follow_by_kept_states(
         keys = ["train.lr=3e-3", "train.warmup_steps=5", "train.global_batch_tokens=96"]
         keys += ["follow.held_out=0.25", "follow.requests=160", "follow.capture=serving"]
         assert run([*map(str, words), *keys, "--output", str(output)]) == 0
-        rows = (output / "versions.jsonl").read_text().splitlines()
-        assert json.loads(rows[-1])["version"] >= 1, rows
+        rows = run_directory.versions(output)
+        assert rows[-1]["version"] >= 1, rows
         again = list(clients.map(partial(ask, server), prompts[:40]))
         after = replica.acceptance().acceptance_length
     assert again == answers[:40] == answers_of(target, prompts[:40], NUM_TOKENS)
     print(f"tau {before:.2f} before, {after:.2f} after")
-    return before, after, set(json.loads((output / "summary.json").read_text())["left_out"])
+    return before, after, set(run_directory.summary(output)["left_out"])

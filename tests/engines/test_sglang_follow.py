@@ -22,6 +22,7 @@ from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 from spec_kit.live_traffic.live_requests import LiveRequest
 from spec_trainer.cli.app import run
 
+from ..integration import run_directory
 from .own_server import follows_its_own_server
 from .page_server import PageServer, shell_block
 from .served_states import answers_of, captured
@@ -224,8 +225,8 @@ def test_a_draft_follows_the_traffic_of_a_server(
             pool.map(lambda prompt: greedy(server.port, prompt, **FOLLOWED), prompts[:16])
         ):
             answers[number].add(tuple(tokens))
-    verdicts = (folder / "run" / "versions.jsonl").read_text().splitlines()
-    version = json.loads(verdicts[-1])["version"]
+    verdicts = run_directory.versions(folder / "run")
+    version = verdicts[-1]["version"]
     assert version >= 1, verdicts  # how often it pushes depends on how fast the clients are
     with HttpReplica(server.url, server.token) as replica:
         assert replica.first_answer.status.version == version

@@ -12,8 +12,9 @@ from spec_engine_sglang.engine import SglangEngine
 from spec_kit.targets.target_reader import read_target
 from spec_testing import EngineImagesSuite, SampleWithImages
 
+from ..image_requests import picture, samples_with_images
 from ..made_once import made_once
-from ..seeing_targets import SEEING, picture, samples_with_images, save_seeing_target
+from ..seeing_targets import SEEING, save_seeing_target
 from .sglang_here import ARGS, needs_sglang
 from .sharing import Pool, sharing
 

@@ -22,8 +22,9 @@ from spec_kit.drafting import write_draft
 from spec_kit.hosting import image_fields
 from spec_kit.targets import read_target, read_target_tensors
 
+from ..image_requests import picture, reference_states, request_of
 from ..made_once import made_once
-from ..seeing_targets import EXPERTS, picture, reference_states, request_of, save_seeing_target
+from ..seeing_targets import EXPERTS, save_seeing_target
 from .conftest import NUM_DRAFT_TOKENS
 from .replay import Replay
 from .sglang_here import ARGS, needs_sglang

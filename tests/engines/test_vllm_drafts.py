@@ -12,9 +12,10 @@ from spec_kit.targets.target_reader import read_target
 from spec_testing import TransformersTarget
 from spec_testing.answer_checks import KOLMOGOROV_LIMIT
 
-from .conftest import DRAFTS, NEW_TOKENS, NUM_DRAFT_TOKENS, Trained
+from .conftest import NUM_DRAFT_TOKENS
 from .replay import Replay
 from .sampled_answers import kolmogorov_distances
+from .trained_drafts import DRAFTS, NEW_TOKENS, Trained
 from .vllm_here import needs_vllm
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts")]

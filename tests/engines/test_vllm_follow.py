@@ -14,9 +14,10 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 from spec_trainer.cli.app import run
 
+from ..integration import run_directory
 from .own_server import follows_its_own_server
 from .served_states import answers_of
-from .test_vllm_updates import Server
+from .user_server import Server
 from .vllm_here import needs_vllm
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
@@ -78,8 +79,8 @@ def test_a_draft_follows_the_traffic_of_a_server(
             "follow.held_out=0.25",
         ]
         assert run(["follow", *keys, *map(str, words)]) == 0
-        verdicts = (tmp_path / "run" / "versions.jsonl").read_text().splitlines()
-        version = json.loads(verdicts[-1])["version"]
+        verdicts = run_directory.versions(tmp_path / "run")
+        version = verdicts[-1]["version"]
         assert version >= 1, verdicts
         assert HttpReplica(server.url, server.token).first_answer.status.version == version
         with ThreadPoolExecutor(8) as clients:

@@ -15,7 +15,7 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 from spec_trainer.cli.app import run
 
-from ..integration import draft_server, launching, live_server
+from ..integration import draft_server, launching, live_server, run_directory
 from .conftest import VLLM_ARGS
 from .vllm_here import lives, needs_vllm
 
@@ -29,11 +29,6 @@ VLLM = [
     "engine.kv_cache_bytes=67108864",
     *(f"engine.args.{key}={json.dumps(value)}" for key, value in VLLM_ARGS.items()),
 ]
-
-
-def verdicts(output: Path) -> list[dict[str, Any]]:
-    file = output / "versions.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def until(condition: Callable[[], Any], process: subprocess.Popen[bytes], log: Path) -> None:
@@ -84,7 +79,7 @@ def test_a_vllm_captures_what_hf_does_and_a_killed_command_leaves_none(
             command = [*launching.program(), *follow(url, output, *VLLM)]
             process = subprocess.Popen(command, stdout=errors, stderr=errors)
         try:
-            until(lambda: verdicts(output), process, log)
+            until(lambda: run_directory.versions(output), process, log)
             members = psutil.Process(process.pid).children(recursive=True)
             assert any("EngineCore" in " ".join(one.cmdline()) for one in members)
         finally:
@@ -93,15 +88,18 @@ def test_a_vllm_captures_what_hf_does_and_a_killed_command_leaves_none(
         psutil.wait_procs(members, 60)
         assert not [one for one in members if lives(one)]
         again = live_server.ask(url, prompts)
-        assert (again["answers"], set(again["versions"])) == (answers, {verdicts(output)[0]["version"]})
+        assert (again["answers"], set(again["versions"])) == (
+            answers,
+            {run_directory.versions(output)[0]["version"]},
+        )
 
-    (expected,), (found,) = verdicts(reference), verdicts(output)
+    (expected,), (found,) = run_directory.versions(reference), run_directory.versions(output)
     for name in ("step", "served", "version", "requests", "held_out", "parent"):
         assert found[name] == expected[name]
     assert found["served"] == found["step"] > 0
     for name in ("acceptance_length", "acceptance_length_served", "acceptance_length_start"):
         assert found[name] == pytest.approx(expected[name], rel=1e-2)
-    losses = [[row["loss"] for row in launching.metrics(one)] for one in (output, reference)]
+    losses = [[row["loss"] for row in run_directory.metrics(one)] for one in (output, reference)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     needle = ", ".join(map(str, prompts[0]))
     files = [log, *(file for file in output.rglob("*") if file.is_file())]

@@ -1,9 +1,8 @@
 """The traffic of a vLLM changes from one domain of text to another, prose and code say, and a draft follows it.
 
-Each change has the same with a server of engine hf: ``tests/integration/test_follow.py``.
+Each change has the same with a server of engine hf: ``tests/integration/follow/``.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +19,11 @@ from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 from spec_trainer.cli import app as cli
 
 from .. import two_domains
-from ..integration import draft_server, launching
+from ..integration import draft_server, launching, run_directory
 from ..prose_and_code import WORDS, ProseAndCode
 from ..two_domains import Lab, Regained
 from .test_vllm_follow import ask
-from .test_vllm_updates import Server
+from .user_server import Server
 from .vllm_here import needs_vllm
 
 pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.xdist_group("domains"), pytest.mark.timeout(3600)]
@@ -131,13 +130,13 @@ def test_a_draft_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest(
     print(regained, f"regained {regained.share:.3f}, kept {regained.kept:.3f}")
     regained.check()
     assert below_the_best(lab.target, session.answered) < ROUNDING
-    summary = json.loads((output / "summary.json").read_text())
+    summary = run_directory.summary(output)
     assert (summary["requests"], list(summary["left_out"])) == (len(prompts), ["opted_out"])
 
 
 def learnt(output: Path) -> int:
     """Return the number of requests that had come before the newest step."""
-    rows = launching.metrics(output) if (output / "metrics.jsonl").exists() else []
+    rows = run_directory.metrics(output) if (output / "metrics.jsonl").exists() else []
     return rows[-1]["requests"] if rows else 0
 
 

@@ -16,17 +16,11 @@ from spec_core.records import FeatureSchema
 from spec_testing import EngineImagesSuite, SampleWithImages
 from spec_trainer.cli.app import run
 
-from ..integration.launching import Lab, losses
+from ..image_requests import picture, question, request_of, samples_with_images
+from ..integration.launching import Lab
+from ..integration.run_directory import losses
 from ..made_once import made_once
-from ..seeing_targets import (
-    GEMMA,
-    SEEING,
-    picture,
-    question,
-    request_of,
-    samples_with_images,
-    save_seeing_target,
-)
+from ..seeing_targets import GEMMA, SEEING, save_seeing_target
 from .conftest import VLLM_ARGS
 from .vllm_here import needs_vllm
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..integration import launching
-from ..integration.launching import Lab, Run, losses
+from ..integration import launching, run_directory
+from ..integration.launching import Lab, Run
 from ..integration.leftovers import assert_nothing_left, belongings
+from ..integration.run_directory import losses
 from .conftest import VLLM_ARGS
 from .vllm_here import lives, needs_vllm
 
@@ -84,7 +85,7 @@ def assert_runs_as_the_reference(lab: Lab, limit_s: float, **keys: object) -> Pa
 
 
 def cycles(output: Path) -> list[dict]:
-    return json.loads((output / "summary.json").read_text())["cycles"]
+    return run_directory.summary(output)["cycles"]
 
 
 def lengths(output: Path) -> list[float]:

@@ -18,11 +18,13 @@ from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.app import run
 
 from ..free_port import free_port
+from ..image_requests import picture, question, reference_states
 from ..made_once import made_once
-from ..seeing_targets import GEMMA, IMAGE_ID, picture, question, reference_states, save_seeing_target
-from .conftest import MAX_LENGTH, NUM_DRAFT_TOKENS, write_answers
+from ..seeing_targets import GEMMA, IMAGE_ID, save_seeing_target
+from .conftest import MAX_LENGTH, NUM_DRAFT_TOKENS
 from .page_server import ServerProcess
 from .replay import Replay
+from .trained_drafts import write_answers
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.slow,  # two servers, started as a user's are; CI has SGLang's, and vLLM's states of images
 ]
-
 START_S = 400.0
 NEW_TOKENS = 48
 PROMPTS = 40

@@ -11,8 +11,9 @@ import pytest
 from spec_trainer.cli.app import run
 
 from ..free_port import free_port
-from .conftest import MAX_LENGTH, NEW_TOKENS, NUM_DRAFT_TOKENS
+from .conftest import MAX_LENGTH, NUM_DRAFT_TOKENS
 from .page_server import ServerProcess
+from .trained_drafts import NEW_TOKENS
 from .vllm_here import needs_vllm
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states"), pytest.mark.timeout(900)]

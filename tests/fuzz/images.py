@@ -6,7 +6,8 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
-from ..seeing_targets import GEMMA, IMAGE_ID, picture, question, save_seeing_target
+from ..image_requests import picture, question
+from ..seeing_targets import GEMMA, IMAGE_ID, save_seeing_target
 from . import damage, material
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..integration.launching import Lab, Run, assert_trained_exactly_once, losses
+from ..integration.launching import Lab, Run
 from ..integration.leftovers import Belongings, assert_fails, assert_nothing_left, belongings
+from ..integration.run_directory import assert_trained_exactly_once, losses
 from .conftest import BACKEND, LONG_TOKENS
 from .device_state import mps_processes
 

@@ -16,7 +16,8 @@ import pytest
 
 from spec_core import Engine, plugins
 
-from ..integration.launching import Lab, losses
+from ..integration.launching import Lab
+from ..integration.run_directory import losses
 from .conftest import NUM_GPUS
 
 STEPS = 50

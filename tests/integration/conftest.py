@@ -24,12 +24,12 @@ OF_THE_UNDISTURBED_RUN = ("test_faults", "test_intruder", "test_ray_runs", "test
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    """Give a file's tests one of several workers, so that what they share is made once; the same for the files that
-    compare with the run that nothing disturbed. The longest groups begin first and the other groups next: short
-    tests fill the end."""
+    """Give the tests of a file or a folder one of several workers, so that what they share is made once; the same for
+    the files that compare with the run that nothing disturbed. The longest groups begin first and the other groups
+    next: short tests fill the end."""
     for item in items:
-        if item.path.parent == HERE and item.get_closest_marker("xdist_group") is None:
-            name = item.path.stem
+        if HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:
+            name = item.path.relative_to(HERE).with_suffix("").parts[0]
             group = UNDISTURBED if name in OF_THE_UNDISTURBED_RUN else name
             item.add_marker(pytest.mark.xdist_group(group))
     if config.getoption("loadgroup", False):

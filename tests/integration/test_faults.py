@@ -16,15 +16,9 @@ import psutil
 import pytest
 
 from . import leftovers
-from .launching import (
-    STEPS,
-    Lab,
-    Run,
-    assert_bitwise_equal,
-    assert_trained_exactly_once,
-    newest_checkpoint,
-)
+from .launching import STEPS, Lab, Run
 from .leftovers import Belongings, assert_nothing_left, belongings
+from .run_directory import assert_bitwise_equal, assert_trained_exactly_once, newest_checkpoint
 
 PEER_S = 3
 FILE_LIMIT = 100 << 10

@@ -14,7 +14,7 @@ from spec_testing.toy_target import toy_batch, toy_target
 from spec_trainer.cli.app import run
 
 from ..fp8_on_cpus import needs_fp8
-from .launching import losses
+from .run_directory import losses
 
 pytestmark = needs_fp8
 

@@ -19,7 +19,7 @@ from spec_trainer.cli.app import run
 from spec_trainer.measure.evaluation.tables import evaluation_lines
 
 from ..seeing_targets import ALL_SEEING, IMAGE_ID, SEEING
-from .launching import losses
+from .run_directory import losses
 
 ROWS = 12
 

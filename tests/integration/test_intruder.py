@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .launching import STEPS, Lab, Run, assert_bitwise_equal, losses
+from .launching import STEPS, Lab, Run
 from .leftovers import Belongings, assert_nothing_left, belongings
+from .run_directory import assert_bitwise_equal, losses
 
 NOBODY = 65534
 LIMIT_BYTES = 1 << 30

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ..byte_chats import byte_chat_target
+from . import run_directory
 from .launching import running, until
 
 BUDGET = "20s"
@@ -68,7 +69,7 @@ def test_killed_while_it_answers_and_while_it_trains_it_goes_on_there(
     after = json.loads((one / "times.json").read_text())
     assert list(after) == ["prompts", "cost", "answers", "training", "figures", "report"]
     assert {stage: after[stage] for stage in times} == times
-    summary = json.loads((out / "summary.json").read_text())
+    summary = run_directory.summary(out)
     lost_s = json.loads((one / "unended.json").read_text())["interrupted_s"]
     assert summary["rounds"][0]["spent_s"]["interrupted"] == lost_s > 0, (
         "the time of killed stages is charged"

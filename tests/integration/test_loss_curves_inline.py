@@ -11,7 +11,7 @@ import pytest
 from spec_trainer.cli.commands.train import run_training
 from spec_trainer.plan.resolve import resolve
 
-from .launching import losses
+from .run_directory import losses
 
 STEPS = 30
 GROUP = (20, 20, 12, 12)

@@ -8,6 +8,7 @@ import pytest
 
 from spec_trainer.base.progress import StepProgress
 
+from . import run_directory
 from .conftest import CommandLine
 from .launching import Lab
 from .leftovers import EXTRA_S, assert_fails, belongings
@@ -66,5 +67,5 @@ def test_records_of_a_finished_run(command_line: CommandLine, words: list[object
     (output / "summary.json").unlink()
     shutil.rmtree(output / "draft")
     assert command_line(*words).code == 0
-    assert json.loads((output / "summary.json").read_text())["steps"] == 3
+    assert run_directory.summary(output)["steps"] == 3
     assert (output / "draft" / "model.safetensors").read_bytes() == weights

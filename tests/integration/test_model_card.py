@@ -8,6 +8,7 @@ import yaml
 
 from spec_trainer.cli.app import run
 
+from . import run_directory
 from .foreign_layouts import as_specforge
 
 
@@ -48,7 +49,7 @@ def test_the_card_says_what_was_trained_and_how_to_serve_it(trained, tmp_path_fa
         "pipeline_tag": "text-generation",
         "tags": ["speculative-decoding", "eagle3", "sglang", "vllm"],
     }
-    summary = json.loads((trained / "summary.json").read_text())
+    summary = run_directory.summary(trained)
     for line in (
         "# eagle3 draft for Some-Lab/Tiny-1",
         "| target | LlamaForCausalLM, 8 layers of width 32 |",

@@ -14,7 +14,8 @@ import pytest
 
 from spec_trainer.cli.app import run
 
-from .launching import losses, metrics, started, until
+from .launching import started, until
+from .run_directory import losses, metrics
 
 SAMPLES, HELD_OUT = 120, 12
 TOKENS = (9, 16)

@@ -1,6 +1,5 @@
 """``spec-trainer follow --serve ENGINE`` starts a server, starts it again, and leaves nothing of it behind."""
 
-import json
 import os
 import random
 import signal
@@ -16,7 +15,7 @@ from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
 from ..distributions import write_distribution
 from ..free_port import free_port
-from . import draft_server, launching, live_server
+from . import draft_server, launching, live_server, run_directory
 from .conftest import CommandLine
 
 _ROOT = Path(__file__).parents[2]
@@ -93,7 +92,7 @@ def test_a_server_is_started_with_the_fresh_draft_started_again_and_ended(words,
         ask(port, 24, 2)
         assert command.wait(launching.START_S) == 0, log.read_text()
     assert not servers(port)
-    assert json.loads((output / "summary.json").read_text())["requests"] >= 24
+    assert run_directory.summary(output)["requests"] >= 24
     assert str(port) in (output / "logs" / "server.log").read_text(), "the server's output"
     assert "was killed by signal 9" in log.read_text()
     for file in (file for file in output.rglob("*") if file.is_file()):

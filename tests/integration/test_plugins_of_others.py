@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from ..distributions import write_distribution
-from .launching import losses, program
+from . import run_directory
+from .launching import program
+from .run_directory import losses
 
 OTHERS = Path(__file__).parents[1] / "plugins"
 INSTALLED = (
@@ -212,6 +214,6 @@ def test_a_run_goes_on_without_a_tracker_that_fails(call_in_turn, run_words, tmp
         )
         assert done.stderr.count(line) == 1
         assert len(losses(tmp_path / where)) == 3
-        summary = json.loads((tmp_path / where / "summary.json").read_text())
+        summary = run_directory.summary(tmp_path / where)
         assert summary["trackers_failed"] == {"failing": failed}
         assert yaml.safe_load((tmp_path / where / "config.yaml").read_text())["track"]["failing"] == where

@@ -15,7 +15,7 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.targets import read_target
 from spec_testing import draw_draft
 
-from . import draft_server, launching
+from . import draft_server, launching, run_directory
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
@@ -218,11 +218,11 @@ def test_a_run_pushes_while_it_trains(command_line, lab, drafts, fresh_server, c
     data = lab.folder / "answers.jsonl"
     keys = {"data__path": data, "data__eval_samples": 0}
     lab.train_here(output, train__push_every=20, push__to=f"[{fresh_server}]", **keys)
-    assert launching.losses(output) == launching.losses(drafts["trained"].parent)
-    records = launching.metrics(output)
+    assert run_directory.losses(output) == run_directory.losses(drafts["trained"].parent)
+    records = run_directory.metrics(output)
     waits = {record["step"]: record["push_wait_s"] for record in records if "push_wait_s" in record}
     assert list(waits) == list(range(20, launching.STEPS + 1, 20))
-    summary = json.loads((output / "summary.json").read_text())
+    summary = run_directory.summary(output)
     outcomes = [record for record in (*records, *summary["last_pushes"]) if "push_version" in record]
     assert all(outcome["push_committed"] and outcome["push_s"] > 0 for outcome in outcomes)
     assert outcomes[-1]["push_version"] == launching.STEPS
@@ -242,11 +242,11 @@ def test_a_server_that_is_lost_ends_no_run(lab, drafts):
     keys = {**lab.one_and_two, "train__steps": 100_000, "train__push_every": 5}
     with draft_server.serving(lab.keys["target"], drafts["fresh"]) as url:
         run = lab.start(lab.folder / "lost", push__to=f"[{url}]", **keys)
-        run.until(lambda: any("serving_version" in record for record in launching.metrics(run.output)))
+        run.until(lambda: any("serving_version" in record for record in run_directory.metrics(run.output)))
     log = run.output / "logs" / "trainer-0.log"
     run.until(lambda: "was not committed" in log.read_text())
     run.train_on(20)
-    assert "serving_version" in launching.metrics(run.output)[-1]
+    assert "serving_version" in run_directory.metrics(run.output)[-1]
     # Where it is lost in the midst of a push, the reason is the rank's lost connection.
     assert re.search(f"was not committed; {re.escape(url)} (aborted|quarantined): .", log.read_text())
     run.kill_everything()  # it would train beside every test that follows
@@ -257,7 +257,7 @@ def test_a_server_that_hangs_keeps_no_run_from_ending(lab, drafts):
     keys = {**lab.one_and_two, "train__steps": 100_000, "train__push_every": 2}
     with draft_server.serving(lab.keys["target"], drafts["fresh"]) as url:
         run = lab.start(lab.folder / "hanging", push__to=f"[{url}]", push__timeout_s=600, **keys)
-        run.until(lambda: any("serving_version" in record for record in launching.metrics(run.output)))
+        run.until(lambda: any("serving_version" in record for record in run_directory.metrics(run.output)))
         draft_server.traffic(url, "/hang")
         run.train_on(10)
         run.process.send_signal(signal.SIGINT)
@@ -279,7 +279,7 @@ def test_a_canary_reverts_a_version_that_is_worse_and_no_other(command_line, lab
         now = served(command_line, url)
         assert (now["state"], now["version"]) == ("reverted", None)
         assert "version 10 is reverted: acceptance length " in caplog.text
-        verdict = json.loads((lab.folder / "worse" / "summary.json").read_text())["last_pushes"][-1]
+        verdict = run_directory.summary(lab.folder / "worse")["last_pushes"][-1]
         assert verdict["push_reverted"]
         assert verdict["push_acceptance_after"] < verdict["push_acceptance_before"] - 0.1
 
@@ -288,5 +288,5 @@ def test_a_canary_reverts_a_version_that_is_worse_and_no_other(command_line, lab
         lab.train_here(lab.folder / "equal", **keys, **equal)
         now = served(command_line, url)
         assert (now["state"], now["version"]) == ("committed", 11)  # version 10 is the one that was reverted
-        verdict = json.loads((lab.folder / "equal" / "summary.json").read_text())["last_pushes"][-1]
+        verdict = run_directory.summary(lab.folder / "equal")["last_pushes"][-1]
         assert not verdict["push_reverted"]

@@ -13,8 +13,9 @@ import pytest
 from spec_processes import WORKER_MODULE
 from spec_trainer.training.checkpoint.folder import check_whole
 
-from .launching import Lab, Run, losses, newest_checkpoint, trained
+from .launching import Lab, Run
 from .namespaces import RayHosts, ray_hosts
+from .run_directory import losses, newest_checkpoint, trained
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.skipif("SPEC_TEST_ALL_OF_RAY" not in os.environ, reason="minutes: make test-ray")

@@ -11,9 +11,10 @@ from spec_core.errors import ConfigError, RunError
 from spec_processes import WORKER_MODULE
 from spec_testing.launcher_suite import assert_soon, construct, is_running, toy
 
-from .launching import Lab, losses
+from .launching import Lab
 from .leftovers import assert_fails, belongings
 from .ray_nodes import ray_nodes
+from .run_directory import losses
 
 ray = pytest.importorskip("ray")
 RayLauncher = pytest.importorskip("spec_launcher_ray.launcher").RayLauncher

@@ -14,7 +14,8 @@ from PIL import Image
 from spec_engine_hf.engine import HfEngine
 from spec_trainer.cli.app import run
 
-from ..seeing_targets import GEMMA, IMAGE_ID, picture, question
+from ..image_requests import picture, question
+from ..seeing_targets import GEMMA, IMAGE_ID
 
 SIZES = ((20, 12), (33, 47))
 OLD = {"role": "assistant", "content": "old"}

@@ -10,17 +10,15 @@ import pytest
 from spec_trainer.data import kept, row_encoder
 from spec_trainer.training.checkpoint.folder import step_folders, step_of
 
-from .launching import (
-    STEPS,
-    Lab,
-    Run,
+from .launching import STEPS, Lab, Run
+from .leftovers import assert_nothing_left, belongings
+from .run_directory import (
     assert_bitwise_equal,
     assert_trained_exactly_once,
     losses,
     metrics,
     newest_checkpoint,
 )
-from .leftovers import assert_nothing_left, belongings
 
 SAMPLES = range(40)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from .launching import MAX_TOKENS, Lab, Run, assert_trained_exactly_once, losses
+from .launching import MAX_TOKENS, Lab, Run
+from .run_directory import assert_trained_exactly_once, losses
 
 SHOWN = 15
 """Steps that are compared."""

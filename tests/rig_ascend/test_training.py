@@ -15,7 +15,8 @@ import pytest
 
 from ..conftest import make_target  # noqa: F401 (a fixture)
 from ..integration import launching
-from ..integration.launching import Lab, losses
+from ..integration.launching import Lab
+from ..integration.run_directory import losses
 
 STEPS = 8
 DRAFTS = {

@@ -13,15 +13,8 @@ from spec_engine_hf import decoding
 from spec_trainer.cli.quickstart.baselines import PromptLookupProposer
 
 from ...captured_states import captured
-from ...seeing_targets import (
-    ALL_SEEING,
-    IMAGE_ID,
-    TWO_WAY,
-    arrays_of,
-    picture,
-    reference_states,
-    request_of,
-)
+from ...image_requests import arrays_of, picture, reference_states, request_of
+from ...seeing_targets import ALL_SEEING, IMAGE_ID, TWO_WAY
 
 SIZES = ((20, 12), (33, 47), (8, 90))
 

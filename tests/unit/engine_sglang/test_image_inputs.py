@@ -9,7 +9,8 @@ from spec_core.records import ImageSource
 from spec_engine_sglang.image_inputs import ImageInputs, image_offsets
 from spec_kit.hosting import image_fields
 
-from ...seeing_targets import IMAGE_ID, SEEING, picture, request_of
+from ...image_requests import picture, request_of
+from ...seeing_targets import IMAGE_ID, SEEING
 
 
 @pytest.mark.parametrize("model_type", SEEING)

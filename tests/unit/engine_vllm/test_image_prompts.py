@@ -10,7 +10,8 @@ from spec_core.records import ImageSource
 from spec_engine_vllm.image_prompts import ImagePrompts, one_token_each
 from spec_kit.targets import read_target
 
-from ...seeing_targets import ALL_SEEING, IMAGE_ID, picture, request_of
+from ...image_requests import picture, request_of
+from ...seeing_targets import ALL_SEEING, IMAGE_ID
 
 
 @pytest.mark.parametrize("model_type", ALL_SEEING)

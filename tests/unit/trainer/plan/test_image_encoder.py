@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 from spec_kit.targets import TargetImages
 from spec_trainer.plan.image_encoder import read_image_encoder
 
-from ....seeing_targets import ALL_SEEING, GEMMA, SEEING, TWO_WAY, num_rows_of, picture
+from ....image_requests import num_rows_of, picture
+from ....seeing_targets import ALL_SEEING, GEMMA, SEEING, TWO_WAY
 
 SIZE = (40, 40)
 TOWERS = {GEMMA: ("vision_tower", "embed_vision"), TWO_WAY: ("vision_tower", "embed_vision")}

@@ -1,79 +1,40 @@
-"""Fresh weights reach the draft of a vLLM that serves: one that a run has started, and one that a user has."""
+"""Fresh weights reach the draft of a vLLM that a run has started, or leave the old one."""
 
 import itertools
-import json
-import shutil
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from spec_backend_cpu.backend import CpuBackend
-from spec_core import Engine, WeightTransport
+from spec_core import Engine
 from spec_core.errors import EngineError
-from spec_core.records import SamplingParams
 from spec_engine_vllm.engine import VllmEngine
-from spec_kit.hosting import HttpReplica
 from spec_kit.targets import read_target
-from spec_kit.weight_sync import Publisher, PublishReport, open_weight_transports
+from spec_kit.weight_sync import Publisher, PublishReport
 
-from .conftest import NUM_DRAFT_TOKENS, Trained
-from .page_server import PageServer, shell_block
-from .vllm_here import needs_vllm
+from ..vllm_here import needs_vllm
+from .conftest import (
+    DRAFTED,
+    DRAFTS,
+    LIMIT_S,
+    PROMPTS,
+    weights_of,
+)
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("updates")]
 
-DRAFTED = SamplingParams(max_new_tokens=60, num_draft_tokens=NUM_DRAFT_TOKENS, stop_at_eos=False)
-LIMIT_S = 120.0
-HEAD = "lm_head.weight"
-PROMPTS = slice(3)
 NUM_PUSHES = 4
 """Pushes of each of two drafts, one a second."""
 VERSIONS = itertools.count(1)
-DRAFTS = ["eagle3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dflash", "peagle"))]
 PUSHED_ONLY = [
     pytest.param(name, marks=pytest.mark.slow)
     for name in ("eagle3, two layers, window", "eagle3, mla", "dflash, reduced", "mtp")
 ]
 """Drafts that only the test of many pushes has."""
-
-Drafts = list[list[list[int]]]
-"""The tokens that were drafted, for each prompt and round."""
-
-
-@pytest.fixture(scope="module", params=DRAFTS)
-def trained(request, trained_draft) -> Trained:
-    return trained_draft(request.param)
-
-
-@pytest.fixture(scope="module")
-def worse(trained, tmp_path_factory) -> Path:
-    """The trained draft with noise as large as its weights: next to no guess of it is right. Copies stay copies.
-
-    The head of a block draft is made of rows of the target's head, and stays so.
-    """
-    folder = tmp_path_factory.mktemp(f"worse-{trained.name}") / "draft"
-    shutil.copytree(trained.folder, folder)
-    tensors = weights_of(folder)
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not (name == HEAD and trained.name.startswith("dflash")):
-            draw = torch.Generator().manual_seed(tensor.numel())
-            noise = torch.randn(tensor.shape, generator=draw)
-            tensors[name] = tensor + tensor.std().nan_to_num(0.1) * noise
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-@pytest.fixture(scope="module")
-def transports() -> dict[str, WeightTransport]:
-    return open_weight_transports(CpuBackend(CpuBackend.Config()), ["file"])
 
 
 @pytest.fixture(scope="module")
@@ -99,42 +60,6 @@ def serving(vllm_environment, trained, worse, config, vllm_context, publisher) -
 
 def push(publisher: Publisher, folder: Path) -> PublishReport:
     return publisher.publish(next(VERSIONS), weights_of(folder)).result(LIMIT_S)
-
-
-def weights_of(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-class Notes:
-    """Notes that the rig writes in vLLM's processes."""
-
-    def __init__(self, file: Path) -> None:
-        self._drafts, self._swaps = file, file.with_name("swaps.jsonl")
-        self._already = len(self._swaps.read_text().splitlines()) if self._swaps.exists() else 0
-        """Swaps of other tests, which may have another target."""
-
-    def drafted(self, engine: Engine, prompts: list[list[int]]) -> tuple[list[tuple[int, ...]], Drafts]:
-        """Return text and drafts of each prompt, one after the other."""
-        texts, drafts = [], []
-        for prompt in prompts:
-            already = len(self._drafts.read_text().splitlines()) if self._drafts.exists() else 0
-            (answer,) = engine.generate([prompt], DRAFTED)
-            lines = self._drafts.read_text().splitlines()[already:]
-            texts.append(answer.token_ids)
-            drafts.append([guesses for line in lines for guesses in json.loads(line).values()])
-        return texts, drafts
-
-    def target_digests(self) -> set[str]:
-        lines = self._swaps.read_text().splitlines()[self._already :]
-        return {digest for line in lines for digest in json.loads(line)}
-
-    def plant(self, *fault: object) -> None:
-        self._swaps.with_suffix(".fault").write_text(json.dumps(fault))
-
-
-@pytest.fixture
-def notes(draft_notes) -> Notes:
-    return Notes(draft_notes)
 
 
 @contextmanager
@@ -285,81 +210,3 @@ def test_a_draft_that_is_half_of_each_ends_the_engine_with_its_cause(
     assert not report.committed
     with pytest.raises(EngineError, match="TornDraftError: the draft was left half exchanged: planted at 20"):
         serving.generate(trained.prompts[:1], DRAFTED)
-
-
-class Server(PageServer):
-    """vLLM's server as a user starts it, by the page's command."""
-
-    def __init__(self, target: Path, first: Path, mine: Path, folder: Path) -> None:
-        here = {
-            "dtype": "float32",
-            "max-model-len": 200,
-            "kv-cache-memory-bytes": 64 << 20,
-            "enforce-eager": True,  # the page says so of CPUs
-            "tokens-only": True,
-            "no-enable-prefix-caching": True,
-            "no-enable-chunked-prefill": True,
-        }
-        super().__init__(shell_block("spec_engine_vllm"), folder, target, first, mine, here)
-
-    def generate(self, prompts: list[list[int]]) -> tuple[list[list[int]], dict[str, str]]:
-        """Return the greedy text after each prompt, and the headers of the last answer."""
-        texts, headers = [], {}
-        for prompt in prompts:
-            sampling = {"max_tokens": 60, "temperature": 0.0, "ignore_eos": True}
-            fields = {"token_ids": prompt, "sampling_params": sampling}
-            status, headers, body = self.ask("POST", "/inference/v1/generate", fields)
-            assert status == 200, body
-            texts.append(json.loads(body)["choices"][0]["token_ids"])
-        return texts, headers
-
-
-@pytest.fixture
-def server(vllm_environment, llama, trained, worse, tmp_path, vllm_context) -> Iterator[Server]:
-    server = Server(llama, worse, trained.folder, tmp_path)
-    try:
-        server.wait_ready(vllm_context.start_s)
-        yield server
-    finally:
-        server.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trained", ["eagle3"], indirect=True)
-def test_a_server_that_a_user_has_started_takes_fresh_weights(
-    llama, server, trained, worse, transports, notes
-) -> None:
-    prompts = trained.prompts[PROMPTS]
-    texts, headers = server.generate(prompts)
-    assert "x-draft-version" not in headers
-    status, _, body = server.ask("GET", "/spec/draft/status", token="another")
-    assert (status, "bearer token" in body.decode()) == (401, True)
-    with pytest.raises(EngineError, match="refused status: a bearer token is needed"):
-        HttpReplica(server.url, "another")
-
-    replica = HttpReplica(server.url, server.token)
-    before = replica.acceptance()
-    assert before.rounds > 0
-    tensors = weights_of(trained.folder)
-    with Publisher(transports, read_target(llama).digest) as publisher:
-        publisher.add("server", replica).result(LIMIT_S)
-        report = publisher.publish(1, tensors).result(LIMIT_S)
-        refused = publisher.publish(2, {**tensors, "more": torch.zeros(1)}).result(LIMIT_S)
-    assert report.committed, report
-    assert "has more besides" in refused.replicas["server"].reason
-    assert replica.acceptance().rounds == 0
-    with ThreadPoolExecutor(1) as asking:
-        held = asking.submit(replica.acceptance, rounds=5, wait_s=30.0)
-        after, headers = server.generate(prompts)
-        assert held.result(LIMIT_S).rounds >= 5
-    assert after == texts
-    assert headers["x-draft-version"] == "1"
-    assert headers["x-draft-digest"] == report.digest
-    assert replica.acceptance().acceptance_length > before.acceptance_length
-    assert len(notes.target_digests()) == 1
-
-    pushed, served = server.push_as_on_the_page()
-    assert pushed.startswith(f"{server.url}  committed  version 2 by ")
-    after, headers = server.generate(prompts)
-    assert (after, headers["x-draft-version"]) == (texts, "2")
-    assert served.startswith(f"{server.url}  version 2  {headers['x-draft-digest']}  committed")
