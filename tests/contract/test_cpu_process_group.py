@@ -8,7 +8,7 @@ import torch
 from spec_core.errors import PeerLost
 from spec_kit.collectives.gloo_process_group import GlooProcessGroup
 from spec_testing import ProcessGroupSuite
-from spec_testing.process_group_suite import LONG_S, joined
+from spec_testing.process_group_ranks import LONG_S, joined
 from spec_testing.processes import Fault, Rank, watch_ranks
 
 

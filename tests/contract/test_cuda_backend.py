@@ -19,8 +19,8 @@ from spec_backend_cuda.device_segment import DeviceSegment
 from spec_core import Backend
 from spec_core.errors import ConfigError
 from spec_testing import BackendSuite
-from spec_testing.backend_suite import attention_reference
 from spec_testing.conformance import run_python
+from spec_testing.dense_attention import attention_reference
 
 AVAILABILITY = CudaBackend.probe()
 pytestmark = [

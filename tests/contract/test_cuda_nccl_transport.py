@@ -8,7 +8,7 @@ import torch
 from spec_core.errors import DeadlineExceeded
 from spec_core.records import FeatureSample
 from spec_testing import TransportSuite
-from spec_testing.process_group_suite import joined
+from spec_testing.process_group_ranks import joined
 from spec_testing.processes import Rank, run_ranks
 from spec_testing.resources import settled_resources
 

@@ -10,7 +10,7 @@ from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_core import ProcessGroup, Rendezvous
 from spec_core.errors import ConfigError
 from spec_testing import ProcessGroupSuite
-from spec_testing.process_group_suite import joined
+from spec_testing.process_group_ranks import joined
 from spec_testing.processes import Rank, run_ranks
 
 AVAILABILITY = CudaBackend.probe()

@@ -1,4 +1,4 @@
-"""What a run has left in its directory, read from outside."""
+"""Readers of what a run has left in its directory."""
 
 from __future__ import annotations
 

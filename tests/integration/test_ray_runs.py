@@ -9,7 +9,7 @@ import pytest
 
 from spec_core.errors import ConfigError, RunError
 from spec_processes import WORKER_MODULE
-from spec_testing.launcher_suite import assert_soon, construct, is_running, toy
+from spec_testing.launcher_bench import assert_soon, construct, is_running, toy
 
 from .launching import Lab
 from .leftovers import assert_fails, belongings

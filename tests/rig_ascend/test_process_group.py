@@ -7,7 +7,7 @@ import torch
 from spec_backend_ascend.backend import AscendBackend
 from spec_core.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolError
 from spec_testing import ProcessGroupSuite
-from spec_testing.process_group_suite import joined
+from spec_testing.process_group_ranks import joined
 from spec_testing.processes import run_ranks
 
 

@@ -1,29 +1,21 @@
 """Fresh weights reach the draft of a vLLM that a run has started, or leave the old one."""
 
 import itertools
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from spec_core import Engine
 from spec_core.errors import EngineError
 from spec_engine_vllm.engine import VllmEngine
 from spec_kit.targets import read_target
 from spec_kit.weight_sync import Publisher, PublishReport
+from spec_testing.generating import generating
 
 from ..vllm_here import needs_vllm
-from .conftest import (
-    DRAFTED,
-    DRAFTS,
-    LIMIT_S,
-    PROMPTS,
-    weights_of,
-)
+from .conftest import DRAFTED, DRAFTS, LIMIT_S, PROMPTS, weights_of
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("updates")]
 
@@ -62,24 +54,6 @@ def push(publisher: Publisher, folder: Path) -> PublishReport:
     return publisher.publish(next(VERSIONS), weights_of(folder)).result(LIMIT_S)
 
 
-@contextmanager
-def generating(engine: Engine, prompts: list[list[int]]) -> Iterator[list[list[tuple[int, ...]]]]:
-    """Generate all the time; the texts are in the list at the end."""
-    over, rounds = threading.Event(), []
-
-    def run() -> None:
-        while not over.is_set():
-            rounds.append([answer.token_ids for answer in engine.generate(prompts, DRAFTED)])
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield rounds
-    finally:
-        over.set()
-        thread.join()
-
-
 @pytest.mark.timeout(900)  # trains, and starts two vLLMs
 @pytest.mark.parametrize("trained", [*DRAFTS, *PUSHED_ONLY], indirect=True)
 def test_pushes_every_second_change_what_is_drafted_and_no_answer(
@@ -93,7 +67,7 @@ def test_pushes_every_second_change_what_is_drafted_and_no_answer(
     texts, with_noise = notes.drafted(serving, prompts)
     assert texts == fresh_texts
     assert with_noise != better
-    with generating(serving, prompts) as rounds:
+    with generating(serving, prompts, DRAFTED) as rounds:
         for folder in (trained.folder, worse) * NUM_PUSHES:
             begun = time.monotonic()
             report = push(publisher, folder)

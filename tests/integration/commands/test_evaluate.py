@@ -1,4 +1,4 @@
-"""What evaluate prints of a draft: figures, sweeps, breakdowns, benchmarks and the report."""
+"""The figures, sweeps, breakdowns, benchmarks and the report of evaluate."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What commands print that train nothing, without importing torch; what the plan of a run says."""
+"""Commands that train nothing: they do not import torch, and plan says what a run would be."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a run leaves, how it goes on when its command is given again, and what ends it."""
+"""Runs: the files that they leave, how they go on when the command is given again, and what ends them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What does not go with decoding is refused in one line."""
+"""Settings that do not go with decoding are refused in one line."""
 
 from dataclasses import replace
 

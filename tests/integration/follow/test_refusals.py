@@ -1,4 +1,4 @@
-"""What cannot follow a server is refused in one line."""
+"""Settings with which no draft can follow a server are refused in one line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where the tokens of a request are found after a run."""
+"""A search for the tokens of a request in what a run has left and said."""
 
 from pathlib import Path
 from typing import Any

@@ -11,7 +11,7 @@ from spec_backend_cuda.attention import (
     flash_attention_of_pieces,
     flash_attention_of_pieces_backward,
 )
-from spec_testing.backend_suite import attention_reference
+from spec_testing.dense_attention import attention_reference
 
 
 @pytest.fixture(params=[1 << 28, 300], ids=["one chunk", "many chunks"])

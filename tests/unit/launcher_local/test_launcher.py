@@ -13,15 +13,7 @@ import pytest
 from spec_core import Launcher, WorkerEnded
 from spec_launcher_local import launcher as launcher_module
 from spec_launcher_local.launcher import LocalLauncher
-from spec_testing.launcher_suite import (
-    PEER_S,
-    assert_soon,
-    construct,
-    is_running,
-    message,
-    received,
-    toy,
-)
+from spec_testing.launcher_bench import PEER_S, assert_soon, construct, is_running, message, received, toy
 from spec_testing.resources import check_released, settled_resources
 
 
@@ -106,7 +98,7 @@ def test_closing_waits_for_no_reaper_that_was_stopped(tmp_path):
 
 _PATIENT = """
 import pathlib, sys, time
-from spec_testing.launcher_suite import construct, message, toy
+from spec_testing.launcher_bench import construct, message, toy
 from spec_launcher_local.launcher import LocalLauncher
 
 with construct(LocalLauncher, pathlib.Path(sys.argv[1])) as launcher:

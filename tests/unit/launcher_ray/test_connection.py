@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from spec_core.errors import ConfigError, RunError
-from spec_testing.launcher_suite import assert_soon
+from spec_testing.launcher_bench import assert_soon
 
 ray = pytest.importorskip("ray")
 connection = pytest.importorskip("spec_launcher_ray.connection")

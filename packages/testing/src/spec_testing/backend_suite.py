@@ -23,20 +23,20 @@ from typing import Any, ClassVar, get_args
 
 import pytest
 import torch
-from torch import Tensor
 
 from spec_core import Backend, BackendConfig, Draft, Placement, Transport, plugins
 from spec_core.errors import ConfigError
 from spec_core.records import Availability, Capabilities, FeatureSample, FeatureSchema
 from spec_processes.sockets.rendezvous import TcpRendezvous
 from spec_testing.conformance import ConformanceSuite, run_python
+from spec_testing.dense_attention import attention_reference
 from spec_testing.kernels import compared_kernels, drawing
 from spec_testing.limits import patient
 
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
+
 PROBE_LIMIT_S = patient(5.0)
 TIMEOUT_S = patient(20.0)
-
 _ASK = """
 import importlib, json, time
 plugin = getattr(importlib.import_module({module!r}), {name!r})
@@ -63,10 +63,7 @@ except torch.OutOfMemoryError:
 
 
 class BackendSuite(ConformanceSuite):
-    """Tests of a backend.
-
-    A subclass must define the fixture ``backend``, which returns the plugin's class.
-    """
+    """Tests of a backend. A subclass must define the fixture ``backend``, which returns the plugin's class."""
 
     sdk_modules: ClassVar[tuple[str, ...]] = ()
     """Python modules of the vendor's SDK; the suite pretends that they are not installed."""
@@ -244,9 +241,7 @@ class BackendSuite(ConformanceSuite):
         """B10: attention of pieces of documents equals the same rows of dense attention, as do its gradients."""
         forward, backward = (usable.kernel(f"prefixed_attention{part}") for part in ("", "_backward"))
         if forward is None or backward is None:
-            pytest.skip(
-                f"backend {usable.name!r} has no prefixed_attention: ranks that divide a sample use others"
-            )
+            pytest.skip(f"backend {usable.name!r} has no prefixed_attention: divided samples use others")
         device = usable.device(0)
         generator = torch.Generator().manual_seed(0)
         bounds = [(0, 6), (7, 12)]
@@ -261,9 +256,8 @@ class BackendSuite(ConformanceSuite):
             own_q, own_grad, *keys = (part.to(device, dtype) for part in (q[rows], grad[rows], k, v))
             got_out, got_lse = forward(own_q, *keys, pieces)
             got = backward(own_grad, (own_q, *keys, got_out, got_lse), pieces)
-            for actual, reference in zip(
-                (got_out, got_lse, *got), (out[rows], lse[rows], *expected), strict=True
-            ):
+            references = (out[rows], lse[rows], *expected)
+            for actual, reference in zip((got_out, got_lse, *got), references, strict=True):
                 error = (actual.cpu().double() - reference).norm()
                 assert error <= tolerance * reference.norm()
 
@@ -276,9 +270,7 @@ class BackendSuite(ConformanceSuite):
         draw = drawing(usable.device(0))
         sets = [draft.kernels() for _, draft in plugins.load_each(Draft) if isinstance(draft, type)]
         if not [name for kernels in sets for name in compared_kernels(find, kernels, draw)]:
-            pytest.skip(
-                f"backend {usable.name!r} has no kernel with a plain version that an installed draft uses"
-            )
+            pytest.skip(f"backend {usable.name!r} has no kernel that an installed draft uses")
 
     def test_b10_knows_no_kernel_of_an_unknown_name(self, usable: Backend) -> None:
         """B10: ``kernel`` returns None for an unknown name."""
@@ -302,25 +294,3 @@ def _transport_or_refusal(backend: Backend, placement: Placement) -> Transport |
         return backend.transport(placement)
     except ConfigError as refusal:
         return refusal
-
-
-def attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]], window: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return output [T, heads, head_dim] and log-sum-exp [T, heads] of attention with an explicit mask.
-
-    Rows outside every document are 0. ``window``: number of rows to which a row attends, itself included.
-    """
-    document_T = torch.zeros(len(q), dtype=torch.int64)
-    for index, (start, stop) in enumerate(bounds, start=1):
-        document_T[start:stop] = index
-    seen_TT = torch.ones(len(q), len(q)).tril().bool() & (document_T[:, None] == document_T)
-    if window is not None:
-        seen_TT = seen_TT.triu(1 - window)
-    groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    score_hTT = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
-    score_hTT = score_hTT.masked_fill(~seen_TT, float("-inf"))
-    real_T11 = (document_T > 0)[:, None, None]
-    out = torch.einsum("hqk,khd->qhd", score_hTT.softmax(-1), v).where(real_T11, 0)
-    return out, score_hTT.logsumexp(-1).T

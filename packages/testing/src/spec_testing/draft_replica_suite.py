@@ -17,9 +17,6 @@ The tests use the real engine and the installed weight transports.
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,11 +28,12 @@ from spec_core.records import AcceptanceCounters, SamplingParams
 from spec_kit.weight_sync.installed import open_weight_transports
 from spec_kit.weight_sync.publisher import Publisher
 from spec_testing.conformance import ConformanceSuite
+from spec_testing.generating import generating
 from spec_testing.limits import patient
 from spec_testing.reference import reference_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -155,7 +153,7 @@ class DraftReplicaSuite(ConformanceSuite):
         """U2, U4: pushes while the engine generates change neither greedy answers nor bytes of the target."""
         before = target_state(engine)
         expected = engine.generate(PROMPTS, SAMPLING)
-        with _generating(engine) as answers:
+        with generating(engine, PROMPTS, SAMPLING) as answers:
             for version in range(1, 20 * NUM_PUSHES):
                 assert publisher.publish(version, _weights(export(version))).result(LIMIT_S).committed
                 assert target_state(engine) == before
@@ -292,25 +290,3 @@ def _counted(engine: Engine) -> AcceptanceCounters:
     before = engine.acceptance()
     engine.generate(PROMPTS, SAMPLING)
     return engine.acceptance() - before
-
-
-@contextmanager
-def _generating(engine: Engine) -> Generator[list[list[tuple[int, ...]]]]:
-    """Generate in a thread during the block, and raise the thread's error.
-
-    Yield a list to which each call of ``Engine.generate`` adds the token ids of its answers.
-    """
-    answers: list[list[tuple[int, ...]]] = []
-    enough = threading.Event()
-
-    def generate() -> None:
-        while not enough.is_set():
-            answers.append([answer.token_ids for answer in engine.generate(PROMPTS, SAMPLING)])
-
-    with ThreadPoolExecutor(1) as pool:
-        generating = pool.submit(generate)
-        try:
-            yield answers
-        finally:
-            enough.set()
-        generating.result(LIMIT_S)

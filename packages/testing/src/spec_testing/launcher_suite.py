@@ -18,69 +18,43 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from spec_core import Backend, LaunchContext, Launcher, WorkerEnded, WorkerMessage, WorkerSpec
+from spec_core import Backend, Launcher, WorkerEnded, WorkerMessage, WorkerSpec
 from spec_core.errors import DeadlineExceeded, RunError
 from spec_testing.conformance import ConformanceSuite, import_without_torch
-from spec_testing.limits import patient
+from spec_testing.launcher_bench import (
+    PATIENCE_S,
+    PEER_S,
+    assert_soon,
+    construct,
+    is_running,
+    limit,
+    message,
+    none_is_running,
+    received,
+    toy,
+)
 from spec_testing.prepared_backend import PreparedBackend, PreparedConfig
-from spec_testing.reference import reference_backend
 
-PATIENCE_S = patient(30.0)
-"""Longest wait, in seconds, for anything that a launcher must do."""
-PEER_S = 2.0
-"""``LaunchContext.peer_s`` of every launcher of the suite."""
 _SETTLE_S = 1.0
 """Seconds to wait in order to check that nothing happens."""
-
 _KILLED_LAUNCHER = """
 import importlib, os, pathlib, signal, sys
-from spec_testing import launcher_suite as suite
+from spec_testing import launcher_bench as bench
 
 module, name, logs = sys.argv[1:]
 launcher_type = getattr(importlib.import_module(module), name)
-launcher = suite.construct(launcher_type, pathlib.Path(logs))
-launcher.start([suite.toy("stubborn")])
-print(*suite.message(launcher)["pids"], flush=True)
+launcher = bench.construct(launcher_type, pathlib.Path(logs))
+launcher.start([bench.toy("stubborn")])
+print(*bench.message(launcher)["pids"], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def construct(
-    launcher_type: type[Launcher], logs: Path, backend: Backend | None = None, **options: object
-) -> Launcher:
-    """Return a new launcher for a test. ``options``: fields of the launcher's configuration."""
-    context = LaunchContext(backend=backend or reference_backend(), logs=logs, peer_s=PEER_S)
-    return launcher_type(launcher_type.Config(name=launcher_type.name, **options), context)
-
-
-def toy(entry: str, name: str = "toy-0", **arguments: Any) -> WorkerSpec:
-    """Return a WorkerSpec. ``entry``: name of a function in ``toy_workers``."""
-    return WorkerSpec(
-        name=name, entry=f"spec_testing.toy_workers:{entry}", arguments=arguments, role="engine"
-    )
-
-
-def received(launcher: Launcher) -> WorkerMessage | WorkerEnded:
-    """Return the launcher's next event; fail after PATIENCE_S seconds."""
-    event = launcher.receive(time.monotonic() + PATIENCE_S)
-    assert event is not None, f"nothing was received within {PATIENCE_S} s"
-    return event
-
-
-def message(launcher: Launcher) -> dict[str, Any]:
-    """Return the next message of a worker; fail if the next event is the end of a worker."""
-    event = received(launcher)
-    assert isinstance(event, WorkerMessage), event
-    return event.message
 
 
 class _Unplaceable(WorkerSpec):
@@ -241,7 +215,7 @@ class LauncherSuite(ConformanceSuite):
         assert all(is_running(pid) for pid in pids)
         with limit():
             launcher.stop(0.5)
-        assert_soon(lambda: not any(is_running(pid) for pid in pids))
+        assert_soon(partial(none_is_running, pids))
         launcher.stop(0.5)
         launcher.close()
 
@@ -255,7 +229,7 @@ class LauncherSuite(ConformanceSuite):
             pids = [int(pid) for pid in process.stdout.readline().split()]
         assert process.returncode == -signal.SIGKILL
         assert len(pids) == 2
-        assert_soon(lambda: not any(is_running(pid) for pid in pids))
+        assert_soon(partial(none_is_running, pids))
 
     def test_l9_output_is_kept(self, launcher: Launcher, tmp_path: Path) -> None:
         """L9: a worker's output is in its log file, or ``WorkerEnded.how`` says where it is."""
@@ -304,7 +278,7 @@ class LauncherSuite(ConformanceSuite):
             old = worker
             worker = launcher.replace(worker)
             assert (worker.name, worker is old) == ("toy-0", False)
-            assert_soon(partial(_none_is_running, pids))
+            assert_soon(partial(none_is_running, pids))
             event = received(launcher)
             assert event.worker is worker
             assert isinstance(event, WorkerMessage)
@@ -320,30 +294,3 @@ def _check_fails(launcher: Launcher) -> bool:
     except RunError as error:
         return "as the suite asked for" in str(error)
     return False
-
-
-def _none_is_running(pids: Sequence[int]) -> bool:
-    return not any(is_running(pid) for pid in pids)
-
-
-def is_running(pid: int) -> bool:
-    """Return whether the process ``pid`` runs; a zombie does not run."""
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def assert_soon(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds; fail after PATIENCE_S."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not so within {PATIENCE_S} s"
-        time.sleep(0.02)
-
-
-@contextmanager
-def limit() -> Generator[None]:
-    """Fail a block that takes longer than PATIENCE_S."""
-    start = time.monotonic()
-    yield
-    assert time.monotonic() - start < PATIENCE_S, f"took longer than {PATIENCE_S} s"

@@ -18,14 +18,10 @@ import contextlib
 import ctypes
 import enum
 import faulthandler
-import importlib
-import importlib.util
-import io
 import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -34,9 +30,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from types import FunctionType, ModuleType
 from typing import Any
 
+from spec_testing.file_pickler import dumps
 from spec_testing.limits import patient
 
 _SUITES = ("process_group_suite", "strategy_suite", "transport_suite", "weight_transport_suite")
@@ -212,7 +208,7 @@ class _Processes(_Crew):
         self._processes: list[ForkServerProcess] = []
         for rank in range(world_size):
             ours, theirs = context.Pipe()
-            task = (rank, world_size, theirs, _dumps(work), timeout_s)
+            task = (rank, world_size, theirs, dumps(work), timeout_s)
             process = context.Process(target=_run_process, args=task, daemon=True)
             process.start()
             theirs.close()
@@ -269,51 +265,14 @@ def _run_function(me: Rank, line: Connection, function: Callable[..., Any], args
     except BaseException as error:  # noqa: BLE001 (the top of a rank: the test gets every error, as it is)
         outcome = Outcome(rank=me.rank, error=_sendable(error), trace=traceback.format_exc())
     with contextlib.suppress(OSError):  # the test has given up on this rank
-        line.send_bytes(_dumps(("ended", outcome)))
+        line.send_bytes(dumps(("ended", outcome)))
     line.close()
 
 
 def _sendable(error: BaseException) -> BaseException:
     """Return the error, or an AssertionError with its words if pickle does not find its class, as for pytest.fail."""
     try:
-        _dumps(error.with_traceback(None))
+        dumps(error.with_traceback(None))
     except pickle.PicklingError:
         return AssertionError(str(error))
     return error
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles functions and classes with their file, as a child cannot import pytest's modules by name."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, FunctionType | type) or obj.__module__ == __name__:
-            return NotImplemented
-        path = getattr(sys.modules[obj.__module__], "__file__", None)
-        return NotImplemented if path is None else (_find, (path, obj.__module__, obj.__qualname__))
-
-
-def _dumps(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
-    return buffer.getvalue()
-
-
-def _find(path: str, module: str, name: str) -> Any:
-    found: Any = _load(path, module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _load(path: str, name: str) -> ModuleType:
-    with contextlib.suppress(ImportError):
-        module = importlib.import_module(name)
-        if getattr(module, "__file__", None) == path:
-            return module
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -13,7 +13,7 @@ import pytest
 
 from spec_core import Launcher, WorkerHandle, WorkerSpec
 from spec_launcher_local.launcher import LocalLauncher
-from spec_testing.launcher_suite import construct, message, received
+from spec_testing.launcher_bench import construct, message, received
 from spec_trainer.workers.protocol import Begin, Failed, WorkerOrder
 
 
