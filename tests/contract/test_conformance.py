@@ -79,7 +79,7 @@ def test_every_clause_has_a_test_that_quotes_it(module):
     docs = [
         inspect.getdoc(test) or ""
         for suite in SUITES[module]
-        for name, test in vars(suite).items()
+        for name, test in inspect.getmembers(suite)
         if name.startswith("test_")
     ]
     assert all(docs)

@@ -188,7 +188,6 @@ def assert_attention(dtype, case):
     q, k = draw(tokens, heads, width, dtype=dtype), draw(tokens, kv_heads, width, dtype=dtype)
     v, grad = (draw(tokens, number, value_width, dtype=dtype) for number in (kv_heads, heads))
     later = [draw(case.num_later, tokens, kv_heads, w, dtype=dtype) for w in case.widths]
-
     wide = [tensor.double().requires_grad_() for tensor in (q, k, v, *later)]
     rows = [row for bound in case.bounds for row in range(*bound)]
     reference = _unrolled(*wide, case)

@@ -1,13 +1,11 @@
 """Prompts with images, as vLLM takes them."""
 
-import base64
-from dataclasses import asdict
-
 import pytest
 
 from spec_core.errors import DataError
 from spec_core.records import ImageSource
 from spec_engine_vllm.image_prompts import ImagePrompts, one_token_each
+from spec_kit.hosting import image_fields
 from spec_kit.targets import read_target
 
 from ...image_requests import picture, request_of
@@ -18,7 +16,7 @@ from ...seeing_targets import ALL_SEEING, IMAGE_ID
 def test_each_image_has_one_token_and_its_pixels(seeing_target, model_type) -> None:
     folder, pictures = seeing_target(model_type), [picture((33, 47)), picture((8, 8)), picture((8, 90))]
     request = request_of(folder, pictures)
-    prompt = ImagePrompts(folder).prompt(request.input_ids, [fields(image) for image in request.images])
+    prompt = ImagePrompts(folder).prompt(request.input_ids, [image_fields(image) for image in request.images])
     ids = prompt["prompt_token_ids"]
     assert ids.count(IMAGE_ID) == 3 < request.input_ids.count(IMAGE_ID)
     put_there = {IMAGE_ID, *(read_target(folder).image_ends or ())}
@@ -54,13 +52,9 @@ def test_a_file_that_has_changed_is_refused(seeing_target, tmp_path) -> None:
     file = tmp_path / "a.png"
     file.write_bytes(source.data)
     request = request_of(folder, [(source, image)])
-    named = fields(ImageSource.of_file(str(file)))
+    named = image_fields(ImageSource.of_file(str(file)))
     prompts = ImagePrompts(folder)
     assert prompts.prompt(request.input_ids, [named])["prompt_token_ids"].count(IMAGE_ID) == 1
     file.write_bytes(picture((24, 24), seed=1)[0].data)
     with pytest.raises(DataError, match="has changed since the data was read"):
         prompts.prompt(request.input_ids, [named])
-
-
-def fields(image: ImageSource) -> dict[str, str]:
-    return asdict(image) | {"data": base64.b64encode(image.data).decode()}

@@ -27,12 +27,11 @@ from spec_kit.sharding import SafetensorsFolder
 from spec_testing.conformance import ConformanceSuite, import_without_torch, sources
 from spec_testing.reference import reference_backend
 from spec_testing.toy_optimizers import ToyOptimizer
+from spec_testing.toy_plan import CLIP, Plan
 from spec_testing.toy_target import toy_target
 from spec_testing.toy_training import (
-    CLIP,
     HINTS,
     TOLERANCE,
-    Plan,
     ToyDraft,
     assert_close,
     assert_gathered,

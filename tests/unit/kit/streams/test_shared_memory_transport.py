@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from spec_core.errors import DeadlineExceeded, PeerLost, ProtocolError, SchemaMismatch
-from spec_core.records import FeatureSample, FeatureSchema
+from spec_core.records import FeatureSample
 from spec_kit.streams.host_pool import HostPool
 from spec_kit.streams.receiver import StreamReceiver
 from spec_kit.streams.shared_memory import Arena
@@ -22,32 +22,7 @@ from spec_kit.streams.wire import MAX_PACKET_BYTES, VERSION, ConnectReply, Packe
 from spec_processes.sockets import local_socket
 from spec_processes.sockets.framed_socket import FramedSocket
 
-SCHEMA = FeatureSchema(layers=(2, 5), hidden_size=8, dtype="bfloat16")
-
-
-WINDOW = 1 << 16
-
-
-LONG_S, SHORT_S = 10.0, 0.3
-
-
-def sample(request_id: int = 7, num_tokens: int = 5) -> FeatureSample:
-    generator = torch.Generator().manual_seed(request_id)
-    return FeatureSample(
-        request_id=request_id,
-        input_ids=torch.arange(num_tokens),
-        hidden_TNH=torch.randn(num_tokens, 2, 8, generator=generator).bfloat16(),
-    )
-
-
-@pytest.fixture
-def receiver():
-    with SharedMemoryTransport().listen(SCHEMA, WINDOW) as receiver:
-        yield receiver
-
-
-def connect(receiver, timeout_s: float = LONG_S):
-    return SharedMemoryTransport().connect(receiver.address, SCHEMA, timeout_s)
+from .small_samples import LONG_S, SCHEMA, SHORT_S, WINDOW, connect, sample
 
 
 def raw_connection(receiver) -> FramedSocket:

@@ -49,10 +49,13 @@ def test_batches_equal_those_of_an_engine_bit_for_bit(capture, resolved, other):
                 assert torch.equal(one.hidden_TNH, other.hidden_TNH)
 
 
-def test_wanted_layers_are_taken_out_of_more(capture, resolved):
-    folder = capture("draft.layers=[1,2,4,5]", ONE_PASS_EACH)
-    run = resolved(f"data.features={folder}", "draft.layers=[2,5]")
-    whole = resolved(f"data.features={folder}", "draft.layers=[1,2,4,5]")
+@pytest.mark.parametrize("sent", [(), (FP8,)], ids=["more", "8_bits"])
+def test_wanted_layers_are_taken_out_of(capture, resolved, sent):
+    folder = capture("draft.layers=[1,2,4,5]", ONE_PASS_EACH, *sent)
+    run, whole = (
+        resolved(f"data.features={folder}", f"draft.layers={layers}", *sent)
+        for layers in ("[2,5]", "[1,2,4,5]")
+    )
     with stored(run) as few, stored(whole) as many:
         item = run.schedule.train_item(0)
         (some,), (every,) = few.micro_batches(item), many.micro_batches(item)
@@ -73,18 +76,6 @@ def test_8_bits_take_less_disk_and_differ_by_their_rounding(capture, resolved, t
     scale = exact.abs().amax(-1, keepdim=True) / 448
     assert not torch.equal(rounded, exact)
     assert ((rounded - exact).abs() <= torch.maximum(exact.abs() * 2.0**-4, scale * 2.0**-10) * 1.0001).all()
-
-
-def test_wanted_layers_are_taken_out_of_8_bits(capture, resolved):
-    folder = capture("draft.layers=[1,2,4,5]", ONE_PASS_EACH, FP8)
-    runs = [
-        resolved(f"data.features={folder}", f"draft.layers={layers}", FP8)
-        for layers in ([2, 5], [1, 2, 4, 5])
-    ]
-    with stored(runs[0]) as few, stored(runs[1]) as many:
-        item = runs[0].schedule.train_item(0)
-        (some,), (every,) = few.micro_batches(item), many.micro_batches(item)
-    assert torch.equal(some.hidden_TNH, every.hidden_TNH[:, [1, 3, 4]])
 
 
 def test_ranks_share_a_batch(capture, resolved):

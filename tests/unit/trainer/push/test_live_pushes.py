@@ -12,7 +12,6 @@ from spec_core.records import AcceptanceCounters
 from spec_kit.weight_sync import PublishReport, ReplicaOutcome
 from spec_trainer.push import live_pushes
 from spec_trainer.push.live_pushes import LivePushes
-from spec_trainer.push.snapshot import WeightSnapshot
 
 
 class SlowPublisher:
@@ -38,16 +37,13 @@ class SlowPublisher:
 
     def finish(self, version, committed=True, replicas=None):
         self.committed = version if committed else self.committed
-        self.under_way[version].set_result(
-            PublishReport(
-                version=version,
-                digest="d",
-                committed=committed,
-                num_bytes=8,
-                replicas=replicas or {},
-                seconds={"transfer": 0.25, "total": 0.5},
-            )
-        )
+        outcome = {
+            "committed": committed,
+            "replicas": replicas or {},
+            "seconds": {"transfer": 0.25, "total": 0.5},
+        }
+        report = PublishReport(version=version, digest="d", num_bytes=8, **outcome)
+        self.under_way[version].set_result(report)
 
     def close(self):
         self.closed = True
@@ -98,22 +94,33 @@ def publisher(monkeypatch):
     return made
 
 
+def pushes_of(spec):
+    """The pushes of a run of one rank."""
+    return LivePushes(spec, 0, torch.device("cpu"), Group())
+
+
+def begin_one(pushes, publisher):
+    """Begin the push of step 2, and wait until its weights are on their way."""
+    pushes.begin(2, Trainer())
+    assert publisher.begun.acquire(timeout=30)
+
+
 @pytest.fixture
 def spec(resolved):
     return resolved("train.push_every=2", "push.to=[http://127.0.0.1:1]", "train.steps=5")
 
 
 def test_every_nth_step_and_the_last_is_due(spec, publisher, resolved):
-    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
+    with pushes_of(spec) as pushes:
         assert [step for step in range(1, 6) if pushes.is_due(step)] == [2, 4, 5]
-    with LivePushes(resolved(), 0, torch.device("cpu"), Group()) as pushes:
+    with pushes_of(resolved()) as pushes:
         assert not any(map(pushes.is_due, range(1, 6)))
         assert (pushes.new_fields(), pushes.finish()) == ({}, [])
 
 
 def test_a_push_is_left_out_while_one_is_under_way_but_for_the_last(spec, publisher):
     trainer = Trainer()
-    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
+    with pushes_of(spec) as pushes:
         for step in (2, 4, 5):
             pushes.begin(step, trainer)
         assert publisher.begun.acquire(timeout=30)
@@ -134,7 +141,7 @@ def test_a_push_is_left_out_while_one_is_under_way_but_for_the_last(spec, publis
 @pytest.mark.parametrize(("newest", "versions"), [(1, [2, 5]), (2, [3, 6]), (40, [41, 44])])
 def test_versions_of_a_run_are_its_steps_above_what_servers_have_had(spec, publisher, newest, versions):
     publisher.newest = newest
-    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
+    with pushes_of(spec) as pushes:
         for step, version in zip((2, 5), versions, strict=True):
             pushes.begin(step, Trainer())
             assert publisher.begun.acquire(timeout=30)
@@ -159,9 +166,8 @@ def test_other_ranks_take_part_in_the_snapshots_alone_and_in_no_more_than_rank_0
 
 
 def test_a_push_that_fails_is_a_line_in_the_log(spec, publisher, caplog):
-    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
-        pushes.begin(2, Trainer())
-        assert publisher.begun.acquire(timeout=30)
+    with pushes_of(spec) as pushes:
+        begin_one(pushes, publisher)
         publisher.under_way[2].set_exception(RunError("no room"))
         assert pushes.finish() == []
     # Whether it was still waited for is a matter of time; that is another line.
@@ -171,7 +177,7 @@ def test_a_push_that_fails_is_a_line_in_the_log(spec, publisher, caplog):
 
 def test_memory_that_cannot_be_had_ends_a_push_and_no_run(spec, publisher, caplog):
     trainer = Trainer()
-    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
+    with pushes_of(spec) as pushes:
         trainer.size = 1 << 50
         pushes.begin(2, trainer)
         assert (trainer.gathered, publisher.under_way) == (1, {})
@@ -180,16 +186,6 @@ def test_memory_that_cannot_be_had_ends_a_push_and_no_run(spec, publisher, caplo
         assert publisher.begun.acquire(timeout=30)
     (line,) = (record.getMessage() for record in caplog.records if "version 2" in record.getMessage())
     assert line.startswith("no push of version 2: no memory for a copy of the draft: RuntimeError: ")
-
-
-def test_a_snapshot_takes_its_memory_once():
-    snapshot = WeightSnapshot()
-    addresses = []
-    for value in (1.0, 2.0):
-        snapshot.take({"weight": torch.full((3,), value)}.items())
-        assert snapshot.read()["weight"].tolist() == [value] * 3
-        addresses.append(snapshot.read()["weight"].data_ptr())
-    assert addresses[0] == addresses[1]
 
 
 class Hanging:
@@ -206,13 +202,19 @@ def test_closing_cuts_the_connections_to_a_server_that_does_not_answer(spec, pub
     monkeypatch.setattr(live_pushes, "connect_servers", lambda urls: {"http://a:1": server})
     publisher.add = lambda name, replica: None
     publisher.close = lambda: server.is_cut.wait(30) and SlowPublisher.close(publisher)
-    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
-        pushes.begin(2, Trainer())
-        assert publisher.begun.acquire(timeout=30)
+    with pushes_of(spec) as pushes:
+        begin_one(pushes, publisher)
     assert publisher.under_way[2].cancelled()
 
 
-def test_a_server_that_could_not_revert_is_named(resolved, publisher, monkeypatch, caplog):
+@pytest.fixture
+def watched(resolved):
+    """A run whose pushes a canary judges."""
+    canary = "push.canary_margin=0.1", "push.canary_rounds=100"
+    return resolved("train.push_every=2", "push.to=[http://a:1]", "train.steps=5", *canary)
+
+
+def test_a_server_that_could_not_revert_is_named(watched, publisher, monkeypatch, caplog):
     means = iter([1, 0])  # before and after
 
     class Counting(Hanging):
@@ -233,18 +235,15 @@ def test_a_server_that_could_not_revert_is_named(resolved, publisher, monkeypatc
     monkeypatch.setattr(live_pushes, "connect_servers", lambda urls: {"http://a:1": Counting()})
     publisher.add, publisher.revert = lambda name, replica: None, revert
     publisher.serving = lambda: {"http://a:1": ServingStatus()}
-    words = "train.push_every=2", "push.to=[http://a:1]", "train.steps=5"
-    spec = resolved(*words, "push.canary_margin=0.1", "push.canary_rounds=100")
-    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
-        pushes.begin(2, Trainer())
-        assert publisher.begun.acquire(timeout=30)
+    with pushes_of(watched) as pushes:
+        begin_one(pushes, publisher)
         publisher.finish(2, replicas={"http://a:1": ReplicaOutcome(state="committed")})
         pushes.finish()
     assert "version 2 may still be served: http://a:1 quarantined: it has gone" in caplog.text
 
 
 def test_a_server_that_counts_no_answers_reverts_nothing_and_the_log_says_why(
-    resolved, publisher, monkeypatch, caplog
+    watched, publisher, monkeypatch, caplog
 ):
     accepted = iter([100, *[0] * 16])  # before, and in four windows of four looks
 
@@ -255,12 +254,9 @@ def test_a_server_that_counts_no_answers_reverts_nothing_and_the_log_says_why(
     monkeypatch.setattr(live_pushes, "connect_servers", lambda urls: {"http://a:1": Counting()})
     publisher.add = lambda name, replica: None
     publisher.serving = lambda: {"http://a:1": ServingStatus()}
-    words = "train.push_every=2", "push.to=[http://a:1]", "train.steps=5"
-    spec = resolved(*words, "push.canary_margin=0.1", "push.canary_rounds=100")
     caplog.set_level("INFO")
-    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
-        pushes.begin(2, Trainer())
-        assert publisher.begun.acquire(timeout=30)
+    with pushes_of(watched) as pushes:
+        begin_one(pushes, publisher)
         publisher.finish(2, replicas={"http://a:1": ReplicaOutcome(state="committed")})
         assert [fields["push_reverted"] for fields in pushes.finish() if "push_reverted" in fields] == [False]
     assert "version 2 stays: " in caplog.text
@@ -277,24 +273,21 @@ def test_a_server_that_counts_no_answers_reverts_nothing_and_the_log_says_why(
     ],
 )
 def test_the_canary_compares_with_servers_of_the_kept_version_alone(
-    resolved, publisher, monkeypatch, committed, versions, asked
+    watched, publisher, monkeypatch, committed, versions, asked
 ):
     looked = []
     monkeypatch.setattr(live_pushes, "connect_servers", lambda urls: {})
     monkeypatch.setattr(live_pushes.Canary, "look", lambda self, names: looked.append(list(names)))
     publisher.committed = committed
     publisher.serving = lambda: {url: ServingStatus(version=found) for url, found in versions.items()}
-    spec = resolved("train.push_every=2", "push.to=[http://a:1]", "train.steps=5", "push.canary_margin=0.1")
-    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
-        pushes.begin(2, Trainer())
-        assert publisher.begun.acquire(timeout=30)
+    with pushes_of(watched) as pushes:
+        begin_one(pushes, publisher)
         publisher.finish(2, committed=False)
         pushes.finish()
     assert looked == [asked]
 
 
 def test_closing_gives_up_what_is_under_way(spec, publisher):
-    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
-        pushes.begin(2, Trainer())
-        assert publisher.begun.acquire(timeout=30)
+    with pushes_of(spec) as pushes:
+        begin_one(pushes, publisher)
     assert publisher.under_way[2].cancelled()

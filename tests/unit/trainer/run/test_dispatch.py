@@ -15,6 +15,14 @@ def never(error: BaseException) -> None:
     raise AssertionError(error)
 
 
+def started(schedule, **settings):
+    """A dispatcher that has begun an epoch with one engine, and the engine."""
+    engine = SlowEngine()
+    sent = dispatcher(schedule, [engine], **settings)
+    sent.start(schedule.items(0), never)
+    return sent, engine
+
+
 def test_sample_bytes():
     assert sample_bytes(SCHEMA, 3) == 3 * TOKEN
 
@@ -60,9 +68,7 @@ def test_references_carry_ids_and_destination(make_schedule):
 
 def test_a_sample_takes_room_at_each_of_its_destinations(make_schedule):
     schedule = make_schedule([4, 4, 4], global_batch_tokens=4, data_parallel_ranks=(0, 0))
-    engine = SlowEngine()
-    sent = dispatcher(schedule, [engine], window_tokens=4, ranks=2)
-    sent.start(schedule.items(0), never)
+    sent, engine = started(schedule, window_tokens=4, ranks=2)
     (first,) = engine.asked[0]
     engine.finish()
     sent.released(0, first)
@@ -73,9 +79,7 @@ def test_a_sample_takes_room_at_each_of_its_destinations(make_schedule):
 
 def test_samples_are_admitted_in_order_and_never_beyond_the_window(make_schedule):
     schedule = make_schedule([5] * 12, global_batch_tokens=10, capture_tokens=5)
-    engine = SlowEngine()
-    sent = dispatcher(schedule, [engine], window_tokens=12)
-    sent.start(schedule.items(0), never)
+    sent, engine = started(schedule, window_tokens=12)
     released = 0
     expected = [schedule.request_id(item, sample) for item in schedule.items(0) for sample in item.sample_ids]
     for _ in range(100):
@@ -93,9 +97,7 @@ def test_samples_are_admitted_in_order_and_never_beyond_the_window(make_schedule
 
 def test_finished_captures_do_not_free_the_window_only_releases_do(make_schedule):
     schedule = make_schedule([5] * 4, global_batch_tokens=20, capture_tokens=5)
-    engine = SlowEngine()
-    sent = dispatcher(schedule, [engine], window_tokens=10)
-    sent.start(schedule.items(0), never)
+    sent, engine = started(schedule, window_tokens=10)
     engine.finish()
     engine.finish()
     assert len(engine.asked) == 2
@@ -105,9 +107,7 @@ def test_finished_captures_do_not_free_the_window_only_releases_do(make_schedule
 
 def test_a_batch_larger_than_the_window_is_cut(make_schedule):
     schedule = make_schedule([5, 5, 5], capture_tokens=100)
-    engine = SlowEngine()
-    sent = dispatcher(schedule, [engine], window_tokens=12)
-    sent.start(schedule.items(0), never)
+    sent, engine = started(schedule, window_tokens=12)
     assert [len(batch) for batch in engine.asked] == [2]
     engine.finish()
     sent.released(0, engine.asked[0][0])
@@ -117,9 +117,7 @@ def test_a_batch_larger_than_the_window_is_cut(make_schedule):
 def test_windows_of_the_ranks_are_their_own(make_schedule):
     """Rank 0 has released nothing; rank 1's samples wait behind rank 0's, as the schedule orders them."""
     schedule = make_schedule([5] * 8, global_batch_tokens=10, capture_tokens=5, ranks=2)
-    engine = SlowEngine()
-    sent = dispatcher(schedule, [engine], window_tokens=10, ranks=2)
-    sent.start(schedule.items(0), never)
+    sent, engine = started(schedule, window_tokens=10, ranks=2)
     for _ in range(4):
         if engine.running:
             engine.finish()
@@ -209,9 +207,7 @@ def test_an_engine_that_refuses_at_once_fails_like_one_that_refuses_later(make_s
 
 def test_stopped_it_dispatches_nothing_more(make_schedule):
     schedule = make_schedule([5] * 8, global_batch_tokens=5, capture_tokens=5)
-    engine = SlowEngine()
-    sent = dispatcher(schedule, [engine], window_tokens=1000)
-    sent.start(schedule.items(0), never)
+    sent, engine = started(schedule, window_tokens=1000)
     sent.stop()
     engine.finish()
     sent.released(0, engine.asked[0][0])
