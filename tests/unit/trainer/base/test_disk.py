@@ -1,12 +1,16 @@
 """Files and folders that a command writes: whole, and where it may."""
 
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from spec_core.errors import ArtifactError, RunError
-from spec_trainer.base.disk import check_writable, write_atomically
+from spec_trainer.base.disk import check_writable, scratch_beside, write_atomically
 
 
 def test_directory_below_a_file_cannot_be_made(tmp_path):
@@ -62,3 +66,59 @@ def test_atomic_write_follows_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from spec_trainer.base.disk import scratch_beside
+
+with scratch_beside(Path(sys.argv[1])) as scratch:
+    (scratch / "model.safetensors").write_bytes(b"part")
+    print(scratch, flush=True)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def held(output: Path) -> Iterator[Path]:
+    """Yield the folder of a process that writes beside ``output``; at the end the process is killed."""
+    words = [sys.executable, "-c", HOLDS, output]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+def test_scratch_folders_of_killed_commands_are_removed_and_no_others(tmp_path):
+    with held(tmp_path / "out") as left:
+        pass
+    assert left.is_dir()
+    others = {tmp_path / name for name in (".out-notes", f".out-{'0' * 17}", f".outer-{'0' * 16}")}
+    for folder in others:
+        folder.mkdir()
+    link = tmp_path / f".out-{'1' * 16}"
+    link.symlink_to(tmp_path / ".out-notes")
+    with held(tmp_path / "other[1]") as used:
+        with scratch_beside(tmp_path / "out") as scratch:
+            assert {*tmp_path.iterdir()} == {*others, link, used, scratch}
+        with scratch_beside(tmp_path / "other[1]"):
+            assert (used / "model.safetensors").is_file(), "its process is alive"
+    with scratch_beside(tmp_path / "other[1]"):
+        assert not used.exists()
+    assert {*tmp_path.iterdir()} == {*others, link}
+
+
+def test_a_scratch_folder_may_become_the_output(tmp_path):
+    with scratch_beside(tmp_path / "out") as scratch:
+        (scratch / "file").touch()
+        scratch.rename(tmp_path / "out")
+    assert [file.name for file in tmp_path.rglob("*")] == ["out", "file"]
+
+
+def test_a_scratch_folder_is_removed_after_an_error(tmp_path):
+    with pytest.raises(KeyboardInterrupt), scratch_beside(tmp_path / "out"):
+        raise KeyboardInterrupt
+    assert not [*tmp_path.iterdir()]

@@ -9,14 +9,17 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import IO
 
 from spec_core.errors import ArtifactError, RunError, UsageError
 from spec_core.foreign import cause
 
+_RANDOM_DIGITS = 16
+"""Hexadecimal digits of a random name."""
 _REMEDIES = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room in your quota",
@@ -26,12 +29,41 @@ _REMEDIES = {
 
 def new_folder(parent: Path, prefix: str) -> Path:
     """Make a folder with a random name and the umask's permissions; ``tempfile`` would make it private."""
-    folder = parent / f"{prefix}{secrets.token_hex(8)}"
+    folder = parent / f"{prefix}{secrets.token_hex(_RANDOM_DIGITS // 2)}"
     try:
         folder.mkdir()
     except OSError as error:
         raise not_written(folder, parent, error) from error
     return folder
+
+
+@contextmanager
+def scratch_beside(output: Path) -> Generator[Path]:
+    """Make a hidden folder beside ``output``, and remove it after the ``with`` block, unless it was renamed.
+
+    Folders that killed commands with the same output have left are removed, too. A command that is alive holds a
+    lock on its folder; on a file system without locks every folder stays.
+    """
+    for left in output.parent.glob(f".{escape(output.name)}-{'[0-9a-f]' * _RANDOM_DIGITS}"):
+        with suppress(OSError), _locked(left):
+            shutil.rmtree(left, ignore_errors=True)
+    scratch = new_folder(output.parent, f".{output.name}-")
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        with suppress(OSError):
+            stack.enter_context(_locked(scratch))
+        yield scratch
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Lock a folder. Raise OSError if it is no folder, or locked by another process, or cannot be locked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def cache_folder() -> Path:
@@ -64,7 +96,7 @@ def check_writable(folder: Path, what: str = "output") -> None:
 
 
 @contextmanager
-def locked_folder(folder: Path, activity: str, results: str) -> Iterator[None]:
+def locked_folder(folder: Path, activity: str, results: str) -> Generator[None]:
     """Make ``folder``, and lock it against other commands during the ``with`` block.
 
     The lock is also released if this process is killed.
@@ -135,7 +167,7 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 @contextmanager
-def replacing(file: Path) -> Iterator[IO[bytes]]:
+def replacing(file: Path) -> Generator[IO[bytes]]:
     """Yield a new file, which replaces ``file`` at the end of the ``with`` block, but not after an error.
 
     Raise RunError if the disk is full.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from safetensors import SafetensorError
 
 from spec_core.errors import ArtifactError, RunError
 from spec_kit.drafting import write_draft
-from spec_trainer.base.disk import follow_umask, new_folder, not_written, remove
+from spec_trainer.base.disk import follow_umask, not_written, remove, scratch_beside
 from spec_trainer.configuration.chat import write_chat_record
 from spec_trainer.run.draft_folder import check_export
 
@@ -105,19 +104,17 @@ def export_draft(
     if the disk is full. ``named``: what the error names in place of ``folder``, a folder that the user never sees.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = new_folder(folder.parent, f".{folder.name}-")
-    try:
-        write_draft(draft, weights, target, scratch)
-        if chat is not None:
-            write_chat_record(scratch, chat)
-        check_export(draft, scratch, target)
-        for file in scratch.iterdir():  # whoever serves it may be another user
-            follow_umask(file)
-        if os.path.lexists(folder):
-            remove(folder)
-        scratch.rename(folder)
-    except (OSError, SafetensorError) as error:
-        named = named or folder
-        raise not_written(f"draft {named}", named.parent, error) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch_beside(folder) as scratch:
+        try:
+            write_draft(draft, weights, target, scratch)
+            if chat is not None:
+                write_chat_record(scratch, chat)
+            check_export(draft, scratch, target)
+            for file in scratch.iterdir():  # whoever serves it may be another user
+                follow_umask(file)
+            if os.path.lexists(folder):
+                remove(folder)
+            scratch.rename(folder)
+        except (OSError, SafetensorError) as error:
+            named = named or folder
+            raise not_written(f"draft {named}", named.parent, error) from error

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from spec_core.errors import ArtifactError, ConfigError
-from spec_trainer.base.disk import check_writable, new_folder, not_written
+from spec_trainer.base.disk import check_writable, not_written, scratch_beside
 from spec_trainer.base.hub import resolve_target
 from spec_trainer.plan.resolve import resolved_config
 from spec_trainer.run.directory import RunDirectory
@@ -93,12 +92,10 @@ def export_checkpoint(
 def _export_inside_target(draft: Draft, weights: dict[str, Tensor], target: TargetSpec, output: Path) -> None:
     """Write a copy of the target's folder with the draft's weights inside."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    scratch = new_folder(output.parent, f".{output.name}-")
-    try:
-        export_draft(draft, weights, target, scratch / "draft", named=output)
-        draft.write_into_target(target, scratch / "draft", scratch / "target")
-        (scratch / "target").rename(output)
-    except OSError as error:
-        raise not_written(f"target {output}", output.parent, error) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch_beside(output) as scratch:
+        try:
+            export_draft(draft, weights, target, scratch / "draft", named=output)
+            draft.write_into_target(target, scratch / "draft", scratch / "target")
+            (scratch / "target").rename(output)
+        except OSError as error:
+            raise not_written(f"target {output}", output.parent, error) from error

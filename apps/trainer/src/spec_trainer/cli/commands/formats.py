@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from safetensors import SafetensorError
 from spec_core import Engine, foreign_errors
 from spec_core.errors import ArtifactError, ConfigError, PluginError
 from spec_core.plugins import find, load_each
-from spec_trainer.base.disk import follow_umask, new_folder, not_written
+from spec_trainer.base.disk import follow_umask, not_written, scratch_beside
 from spec_trainer.configuration.chat import write_chat_record
 from spec_trainer.configuration.engine_options import read_engine_section
 from spec_trainer.run.draft_trainer import export_draft
@@ -51,26 +50,24 @@ class ExportFormat:
         ``chat``: settings by which the training conversations were rendered; saved in a folder.
         """
         output.parent.mkdir(parents=True, exist_ok=True)
-        scratch = new_folder(output.parent, f".{output.name}-")
         name, serving = self.engine_type.name, self.engine_type.serving
         assert serving is not None
         failure = f"engine {name!r} ({find(Engine, name).owner}) fails to write the export"
-        try:
-            export_draft(draft, weights, target, scratch / "draft", named=output)
-            with foreign_errors(PluginError, failure):
-                try:
-                    command = serving.write(self.config, target, draft, scratch / "draft", output)
-                except (OSError, SafetensorError) as error:
-                    raise not_written(f"draft {output}", output.parent, error) from error
-            for file in output.iterdir() if self.is_folder else ():
-                follow_umask(file)
-            if self.is_folder and chat is not None:
-                write_chat_record(output, chat)
-        except ArtifactError as error:
-            # It names the scratch folder, which the user has never seen.
-            raise ArtifactError(str(error).replace(f" {scratch / 'draft'} ", " ")) from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with scratch_beside(output) as scratch:
+            try:
+                export_draft(draft, weights, target, scratch / "draft", named=output)
+                with foreign_errors(PluginError, failure):
+                    try:
+                        command = serving.write(self.config, target, draft, scratch / "draft", output)
+                    except (OSError, SafetensorError) as error:
+                        raise not_written(f"draft {output}", output.parent, error) from error
+                for file in output.iterdir() if self.is_folder else ():
+                    follow_umask(file)
+                if self.is_folder and chat is not None:
+                    write_chat_record(output, chat)
+            except ArtifactError as error:
+                # It names the scratch folder, which the user has never seen.
+                raise ArtifactError(str(error).replace(f" {scratch / 'draft'} ", " ")) from error
         return {name: command}
 
 

@@ -14,7 +14,7 @@ from spec_core import Draft, TargetSpec
 from spec_core.errors import ConfigError
 from spec_kit.drafting import ServedDraft, recognise
 from spec_kit.drafting.quantised_draft import QUANTISED_DTYPES, quantise_folder
-from spec_trainer.base.disk import follow_umask, new_folder, not_written
+from spec_trainer.base.disk import follow_umask, not_written, scratch_beside
 from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.configuration.chat import ChatConfig
 from spec_trainer.measure.evaluation.measure import decode_once_with
@@ -56,22 +56,20 @@ class Quantisation:
                 f"--dtype={self.dtype}: a draft {draft.name!r} has no layers that engines load in 8 bits"
             )
         output.parent.mkdir(parents=True, exist_ok=True)
-        scratch = new_folder(output.parent, f".{output.name}-")
-        try:
+        with scratch_beside(output) as scratch:
             plain = scratch / "plain"
             quantised = scratch / output.name
-            export_draft(draft, weights, target, plain, chat, named=output)
-            shutil.copytree(plain, quantised)
-            quantise_folder(quantised, draft.quantised_modules, self.dtype)
-            for file in quantised.iterdir():
-                follow_umask(file)
-            self._check(recognise(quantised, target), target, quantised)
-            figures = self._report(plain, quantised, target)
-            quantised.rename(output)
-        except (OSError, SafetensorError) as error:
-            raise not_written(f"draft {output}", output.parent, error) from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            try:
+                export_draft(draft, weights, target, plain, chat, named=output)
+                shutil.copytree(plain, quantised)
+                quantise_folder(quantised, draft.quantised_modules, self.dtype)
+                for file in quantised.iterdir():
+                    follow_umask(file)
+                self._check(recognise(quantised, target), target, quantised)
+                figures = self._report(plain, quantised, target)
+                quantised.rename(output)
+            except (OSError, SafetensorError) as error:
+                raise not_written(f"draft {output}", output.parent, error) from error
         return figures
 
     def _check(self, draft: Draft, target: TargetSpec, folder: Path) -> None:

@@ -14,7 +14,6 @@ import json
 import math
 import platform
 import random
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +29,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from spec_core import Optimizer, TrainedWeight, map_here, plugins
-from spec_trainer.base.disk import new_folder
+from spec_trainer.base.disk import scratch_beside
 from spec_trainer.cli.quickstart.corpus import Document
 from spec_trainer.cli.quickstart.tiny_arithmetic import bfloat16_products
 
@@ -279,13 +278,13 @@ def _optimizers(model: Qwen3ForCausalLM, config: TinyTargetConfig) -> list[torch
 def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     """Save model and tokenizer to a temporary folder, and rename it to ``folder``."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = new_folder(folder.parent, f".{folder.name}-")
-    try:
-        model.eval().save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        partial.rename(folder)
-    except OSError:
-        if not (folder / "config.json").is_file():  # else another process came first, with the same target
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with scratch_beside(folder) as partial:
+        try:
+            model.eval().save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+            partial.rename(folder)
+        except OSError:
+            if not (
+                folder / "config.json"
+            ).is_file():  # else another process came first, with the same target
+                raise
