@@ -102,10 +102,7 @@ def thinking_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def byte_tokenizer(
-    specials: Sequence[str],
-    template: str,
-    end: str | None = None,
-    merges: Sequence[tuple[str, str]] = (),
+    specials: Sequence[str], template: str, end: str | None = None, merges: Sequence[tuple[str, str]] = ()
 ) -> PreTrainedTokenizerFast:
     """A token for each byte, from 0, one for each of ``merges``, and the special ones behind them."""
     words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]

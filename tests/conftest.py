@@ -45,16 +45,10 @@ _SHAPES = {
     # Gemma multiplies embeddings by sqrt(H), norms by (1 + weight), and caps its logits.
     "gemma2": {"final_logit_softcapping": 3.0, "sliding_window": 64, "tie_word_embeddings": True},
     "gpt2": {
-        "vocab_size": 97,
-        "n_embd": 32,
-        "n_layer": 8,
-        "n_head": 4,
-        "n_positions": 256,
-        "initializer_range": 0.25,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
+        "vocab_size": 97, "n_embd": 32, "n_layer": 8, "n_head": 4, "n_positions": 256,
+        "initializer_range": 0.25, "bos_token_id": 1, "eos_token_id": 2,
     },
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")

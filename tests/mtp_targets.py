@@ -16,53 +16,31 @@ CONSTANT = "e_score_correction_bias"
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 """How the names of a head's copies of the target's own weights end."""
 _LATENT = {
-    "q_lora_rank": 12,
-    "kv_lora_rank": 10,
-    "qk_nope_head_dim": 6,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 5,
-}
+    "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5,
+}  # fmt: skip
 _CORRECTED = {
     "moe_intermediate_size": 12, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
     "norm_topk_prob": True, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1,
 }  # fmt: skip
 KINDS: Mapping[str, dict[str, Any]] = {
     "qwen3_5_moe": {
-        "architectures": ["Qwen3_5MoeForCausalLM"],
-        "model_type": "qwen3_5_moe_text",
-        "moe_intermediate_size": 12,
-        "num_experts": 5,
-        "num_experts_per_tok": 2,
-        "shared_expert_intermediate_size": 10,
-        "mtp_num_hidden_layers": 1,
-        "attn_output_gate": True,
+        "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 12, "num_experts": 5, "num_experts_per_tok": 2,
+        "shared_expert_intermediate_size": 10, "mtp_num_hidden_layers": 1, "attn_output_gate": True,
     },
     "deepseek_v3": {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "n_group": 4,
-        "topk_group": 2,
-        **_CORRECTED,
-        **_LATENT,
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "n_group": 4,
+        "topk_group": 2, **_CORRECTED, **_LATENT,
     },
     "glm4_moe": {
-        "architectures": ["Glm4MoeForCausalLM"],
-        "model_type": "glm4_moe",
-        "n_group": 1,
-        "topk_group": 1,
-        "attention_bias": True,
-        "use_qk_norm": True,
-        **_CORRECTED,
+        "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "n_group": 1, "topk_group": 1,
+        "attention_bias": True, "use_qk_norm": True, **_CORRECTED,
     },
     "glm4_moe_lite": {
-        "architectures": ["Glm4MoeLiteForCausalLM"],
-        "model_type": "glm4_moe_lite",
-        "n_group": 1,
-        "topk_group": 1,
-        **_CORRECTED,
-        **_LATENT,
+        "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "n_group": 1,
+        "topk_group": 1, **_CORRECTED, **_LATENT,
     },
-}
+}  # fmt: skip
 """Model type -> fields of config.json besides the target's own."""
 
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .chat_templates import byte_tokenizer
-
-if TYPE_CHECKING:
-    pass
-
 
 EXPERTS = ("qwen3_vl_moe", "qwen3_5_moe")
 SEEING = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", *EXPERTS)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spec_core import DraftReplica, Engine, EngineContext, TargetSpec
+from spec_core import Engine, EngineContext, TargetSpec
 from spec_core.errors import EngineError
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.targets import read_target
-from spec_kit.weight_sync import Publisher, tensors_digest
+from spec_kit.weight_sync import tensors_digest
 from spec_testing import (
     DraftReplicaSuite,
     EngineImagesSuite,
@@ -103,7 +103,7 @@ class TestHfEngineIsUpdated(DraftReplicaSuite):
         return plant
 
     def test_draft_that_is_loaded_stays_whatever_its_predecessors_publisher_does(
-        self, engine: Engine, replica: DraftReplica, publisher: Publisher, export: Callable[[int], Path]
+        self, engine, replica, publisher, export
     ) -> None:
         weights = load_file(export(1) / "model.safetensors")
         assert publisher.publish(1, weights).result(LIMIT_S).committed

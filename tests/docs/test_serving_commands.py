@@ -87,10 +87,7 @@ def test_sglang_drafts_with_the_arguments_of_its_plugin(given, block, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(fields))
     ours = speculative_arguments(
         SpeculativeMode(
-            folder=tmp_path,
-            method=given["speculative_algorithm"],
-            num_draft_tokens=GUESSES[block],
-            load=0,
+            folder=tmp_path, method=given["speculative_algorithm"], num_draft_tokens=GUESSES[block], load=0
         )
     )
     ours["speculative_draft_model_path"] = given["speculative_draft_model_path"]

@@ -45,14 +45,10 @@ _LATENT = {
     "first_k_dense_replace": 8,
     "initializer_range": 0.25,
     "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+        "mscale": 1.0, "mscale_all_dim": 1.0,
     },
-}
+}  # fmt: skip
 """DeepSeek V3 with dense layers alone; vLLM's latent attention on a processor takes a cache of 512 + 64 channels."""
 _WITHOUT_STATES = {**_SHAPE, "intermediate_size": 256, "layer_types": ["full_attention"] * 8}
 """Qwen3.5 without recurrent layers, which vLLM has on a processor in bfloat16 alone: texts would part at ties."""

@@ -88,11 +88,7 @@ EXPORTS = {
     "eagle3": {"fc_norm": False, "norm_output": False},
     "eagle3, reduced": {"vocab_size": 40},
     "eagle3, options": {
-        "vocab_size": 40,
-        "layers": (1, 3, 5, 7),
-        "fc_norm": True,
-        "norm_output": True,
-        "num_heads": 8,
+        "vocab_size": 40, "layers": (1, 3, 5, 7), "fc_norm": True, "norm_output": True, "num_heads": 8,
         "num_kv_heads": 8,
     },
     "eagle3, published": {
@@ -104,18 +100,10 @@ EXPORTS = {
     },
     "dflash": {"block_size": 4, "num_layers": 2, "num_features": 3, "mask_token_id": 90},
     "dflash, sliding": {
-        "block_size": 4,
-        "num_layers": 2,
-        "sliding_window": 8,
-        "mask_token_id": 90,
-        "layers": (1, 7),
+        "block_size": 4, "num_layers": 2, "sliding_window": 8, "mask_token_id": 90, "layers": (1, 7),
     },
     "dflash, reduced": {
-        "block_size": 4,
-        "num_layers": 2,
-        "num_features": 3,
-        "mask_token_id": 90,
-        "vocab_size": 40,
+        "block_size": 4, "num_layers": 2, "num_features": 3, "mask_token_id": 90, "vocab_size": 40,
     },
     "dflash, mixed": {
         "block_size": 4,
@@ -124,17 +112,12 @@ EXPORTS = {
         "mask_token_id": 90,
         "layers": (1, 7),
     },
-}
+}  # fmt: skip
 LAYERS = {
-    "eagle3": [2, 4, 5],
-    "eagle3, reduced": [2, 4, 5],
-    "eagle3, options": [1, 3, 5, 7],
-    "eagle3, published": [2, 4, 5],
-    "dflash": [2, 4, 6],
-    "dflash, reduced": [2, 4, 6],
-    "dflash, sliding": [1, 7],
-    "dflash, mixed": [1, 7],
-}
+    "eagle3": [2, 4, 5], "eagle3, reduced": [2, 4, 5], "eagle3, options": [1, 3, 5, 7],
+    "eagle3, published": [2, 4, 5], "dflash": [2, 4, 6], "dflash, reduced": [2, 4, 6],
+    "dflash, sliding": [1, 7], "dflash, mixed": [1, 7],
+}  # fmt: skip
 CAUSAL = {"dflash": [False, False], "dflash, sliding": [True, True], "dflash, mixed": [True, False]}
 WINDOWS = {"dflash": [None, None], "dflash, sliding": [8, 8], "dflash, mixed": [8, None]}
 ROPE = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0,

@@ -38,7 +38,7 @@ def request(address: str, *ids: int) -> list[CaptureRequest]:
     return [CaptureRequest(request_id=0, input_ids=ids, destinations=(address,))]
 
 
-def test_it_restarts_when_answers_have_ended_refuses_and_tells_its_death(llama: Path) -> None:
+def test_it_restarts_when_answers_have_ended_refuses_and_tells_its_death(llama) -> None:
     target = read_target(llama)
     schema = FeatureSchema(layers=(0, 3), hidden_size=target.hidden_size, dtype="float32")
     left = [GenerationRequest(prompt=prompt) for prompt in PROMPTS]
@@ -73,7 +73,7 @@ def test_it_restarts_when_answers_have_ended_refuses_and_tells_its_death(llama: 
             engine.health()
 
 
-def test_fresh_weights_reach_the_draft_while_it_serves(llama: Path, tmp_path: Path) -> None:
+def test_fresh_weights_reach_the_draft_while_it_serves(llama, tmp_path) -> None:
     target = read_target(llama)
     draft = tmp_path / "draft"
     draw_draft(draft, target, seed=0)
@@ -102,14 +102,14 @@ def test_fresh_weights_reach_the_draft_while_it_serves(llama: Path, tmp_path: Pa
         assert replica.status().result(LIMIT_S).version == 1
 
 
-def test_a_start_that_fails_says_why(llama: Path) -> None:
+def test_a_start_that_fails_says_why(llama) -> None:
     with new_sglang(read_target(llama), attention_back_end="triton") as engine:
         with pytest.raises(EngineError, match=r"did not start: TypeError: .*attention_back_end"):
             engine.generate([[5]], SamplingParams(max_new_tokens=1))
         engine.health()  # the next call may start it with more luck
 
 
-def test_a_closed_engine_ends_a_start(llama: Path) -> None:
+def test_a_closed_engine_ends_a_start(llama) -> None:
     target = read_target(llama)
     schema = FeatureSchema(layers=(0,), hidden_size=target.hidden_size, dtype="float32")
     with new_sglang(target) as engine:
@@ -133,7 +133,7 @@ input()
 """
 
 
-def test_kill_9_of_the_engines_process_leaves_nothing(llama: Path) -> None:
+def test_kill_9_of_the_engines_process_leaves_nothing(llama) -> None:
     words = [sys.executable, "-c", _KILLED, str(llama)]
     pipe = psutil.subprocess.PIPE
     with psutil.Popen(

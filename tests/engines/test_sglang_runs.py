@@ -1,7 +1,5 @@
 """A whole training run whose engines are SGLang: one captures, another decodes and takes pushes."""
 
-from pathlib import Path
-
 import pytest
 
 from ..integration import launching
@@ -27,7 +25,7 @@ LIMIT_S = 900.0
 
 
 @pytest.mark.timeout(2 * LIMIT_S)
-def test_a_run_on_policy_does_what_one_with_the_reference_engine_does(llama: Path, tmp_path: Path) -> None:
+def test_a_run_on_policy_does_what_one_with_the_reference_engine_does(llama, tmp_path) -> None:
     keys = {
         "target": llama,
         "data.path": launching.write_rows(tmp_path / "rows.jsonl"),

@@ -33,7 +33,7 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-def test_prompts_are_what_the_chat_endpoint_makes_of_them(target: Path, tmp_path: Path) -> None:
+def test_prompts_are_what_the_chat_endpoint_makes_of_them(target, tmp_path) -> None:
     file = tmp_path / "prompts.jsonl"
     answer = {"role": "assistant", "content": "What comes before the last answer is the prompt."}
     rows = [row | {"messages": [*row["messages"], answer]} for row in CONVERSATIONS]

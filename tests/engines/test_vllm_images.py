@@ -12,7 +12,6 @@ import pytest
 
 from spec_core import Engine, EngineContext
 from spec_core.errors import EngineError
-from spec_core.records import FeatureSchema
 from spec_testing import EngineImagesSuite, SampleWithImages
 from spec_trainer.cli.app import run
 
@@ -72,9 +71,7 @@ class TestVllmEngineSees(EngineImagesSuite):
             seeing, [[], pictures[0][:1], pictures[1][:1], pictures[0], pictures[1], pictures[0]]
         )
 
-    def test_tokens_that_vllm_would_not_run_are_refused(
-        self, engine: Engine, schema: FeatureSchema, seeing: Path
-    ) -> None:
+    def test_tokens_that_vllm_would_not_run_are_refused(self, engine, schema, seeing) -> None:
         """A row that is a token short of its image is an error; no features of other tokens are sent."""
         request = request_of(seeing, [picture((24, 24))])
         ids = list(request.input_ids)

@@ -1,7 +1,6 @@
 """vLLM serves drafts whose layers' matrices were exported in 8 bits."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ SAMPLING = SamplingParams(max_new_tokens=40, num_draft_tokens=NUM_DRAFT_TOKENS, 
     ],
 )
 def test_the_acceptance_of_a_quantised_draft_is_that_of_its_dequantised_weights(
-    llama, trained_draft, sharing_engine, vllm_context, tmp_path: Path, name, dtype
+    llama, trained_draft, sharing_engine, vllm_context, tmp_path, name, dtype
 ) -> None:
     """Texts stay the target's, and the draft guesses as before: engines that misread one accept nothing."""
     if dtype == "int8" and torch.cpu._is_amx_tile_supported():
@@ -44,11 +43,7 @@ def test_the_acceptance_of_a_quantised_draft_is_that_of_its_dequantised_weights(
     served = sharing_engine(llama)
     texts, lengths = [], []
     with HfEngine.create(HfConfig(), target, vllm_context) as reference:
-        for engine, folder in (
-            (served, quantised),
-            (reference, dequantised),
-            (reference, trained.folder),
-        ):
+        for engine, folder in ((served, quantised), (reference, dequantised), (reference, trained.folder)):
             engine.load_draft(folder)
             texts.append([answer.token_ids for answer in engine.generate(trained.prompts, SAMPLING)])
             lengths.append(engine.acceptance().acceptance_length)

@@ -53,7 +53,7 @@ def lab(spawning: None, llama: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.timeout(2 * START_S)
 @pytest.mark.parametrize("on_policy", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_run_does_what_one_with_the_reference_engine_does(lab: Lab, on_policy: bool) -> None:
+def test_a_run_does_what_one_with_the_reference_engine_does(lab, on_policy) -> None:
     output = assert_runs_as_the_reference(lab, START_S, decode__on_policy=on_policy, **VLLM)
     assert lengths(output)[-1] > lengths(output)[0] + 0.5
     assert all(cycle["prefill_s"] > 0 for cycle in cycles(output)[:-1])
@@ -103,7 +103,7 @@ def engine_core(run: Run) -> psutil.Process:
 
 
 @pytest.mark.slow
-def test_a_killed_vllm_is_replaced_and_then_ends_the_run(lab: Lab, tmp_path: Path) -> None:
+def test_a_killed_vllm_is_replaced_and_then_ends_the_run(lab, tmp_path) -> None:
     """First vLLM's process is killed, which counts once; then the engine itself, for which no replacement is left."""
     run = lab.start(tmp_path / "run", train__steps=100_000, engine__replacements=1, **VLLM)
     run.until(lambda: "every process is ready" in run.errors.read_text(), START_S)

@@ -21,13 +21,9 @@ pytestmark = [
 ]
 MAX_LENGTH = 100_000
 SHAPES_ASKED = [
-    "system",
-    "several turns",
-    "call, content empty",
-    "text before the call",
-    "agent chain",
+    "system", "several turns", "call, content empty", "text before the call", "agent chain",
     "empty answer",
-]
+]  # fmt: skip
 
 
 def test_the_requests_of_the_survey_are_those_that_vllm_renders(tmp_path) -> None:

@@ -45,7 +45,7 @@ def under_way(lab: Lab, output: Path, **keys: object) -> tuple[Run, Belongings]:
 
 
 @pytest.mark.parametrize("victim", ["engine-0", "trainer-0"])
-def test_killed(lab: Lab, output: Path, victim: str) -> None:
+def test_killed(lab, output, victim) -> None:
     """In the middle of its work on a device that the other one shares."""
     run, held = under_way(lab, output)
     run.member(victim).kill()
@@ -53,7 +53,7 @@ def test_killed(lab: Lab, output: Path, victim: str) -> None:
 
 
 @pytest.mark.parametrize("victim", ["engine-0", "trainer-0"])
-def test_stopped(lab: Lab, output: Path, victim: str) -> None:
+def test_stopped(lab, output, victim) -> None:
     run, held = under_way(lab, output)
     run.member(victim).send_signal(signal.SIGSTOP)
     assert_fails(run, held, f"{victim} has been silent for timeouts.peer_s={PEER_S}", within_s=END_S)
@@ -61,7 +61,7 @@ def test_stopped(lab: Lab, output: Path, victim: str) -> None:
 
 @pytest.mark.usefixtures("needs_gpu")
 @pytest.mark.parametrize("victim", ["nvidia-cuda-mps-server", "nvidia-cuda-mps-control"])
-def test_mps_killed(lab: Lab, output: Path, victim: str) -> None:
+def test_mps_killed(lab, output, victim) -> None:
     others = mps_processes(victim)
     run, held = under_way(lab, output)
     if "take turns" in (said := run.errors.read_text()):
@@ -71,7 +71,7 @@ def test_mps_killed(lab: Lab, output: Path, victim: str) -> None:
     assert_fails(run, held, f"{victim} (pid {pid}) died", "MPS", within_s=END_S)
 
 
-def test_launcher_killed(lab: Lab, output: Path) -> None:
+def test_launcher_killed(lab, output) -> None:
     run, held = under_way(lab, output)
     run.process.send_signal(signal.SIGKILL)
     assert run.wait(5) == -signal.SIGKILL
@@ -80,7 +80,7 @@ def test_launcher_killed(lab: Lab, output: Path) -> None:
 
 @pytest.mark.usefixtures("needs_gpu")
 @pytest.mark.parametrize(("victim", "fraction"), [("engine-0", "engine"), ("trainer-0", "trainer")])
-def test_out_of_memory(lab: Lab, victim: str, fraction: str) -> None:
+def test_out_of_memory(lab, victim, fraction) -> None:
     """One sample of the data needs more than the limit lets the process have; the device has plenty."""
     rows = lab.folder / f"long-for-{victim}.jsonl"
     long = {"input_ids": [token % 97 for token in range(LONG_TOKENS)], "loss_mask": [1] * LONG_TOKENS}
@@ -101,7 +101,7 @@ def test_out_of_memory(lab: Lab, victim: str, fraction: str) -> None:
 
 
 @pytest.mark.usefixtures("needs_gpu")
-def test_fractions_that_do_not_fit_are_refused_before_anything_starts(lab: Lab) -> None:
+def test_fractions_that_do_not_fit_are_refused_before_anything_starts(lab) -> None:
     refused = lab.plan(placement__engine_fraction=0.5, placement__trainer_fraction=0.5)
     assert (refused.returncode, refused.stdout) == (2, "")
     (line,) = refused.stderr.splitlines()
@@ -112,7 +112,7 @@ def test_fractions_that_do_not_fit_are_refused_before_anything_starts(lab: Lab) 
     assert 0.99 * planned["device_bytes"] < sum(needs) <= planned["device_bytes"]
 
 
-def test_after_all_of_it_the_same_command_goes_on_and_leaves_nothing(lab: Lab, output: Path) -> None:
+def test_after_all_of_it_the_same_command_goes_on_and_leaves_nothing(lab, output) -> None:
     run, held = under_way(lab, output)
     run.train_on(5)
     run.process.terminate()
@@ -121,7 +121,7 @@ def test_after_all_of_it_the_same_command_goes_on_and_leaves_nothing(lab: Lab, o
     assert_nothing_left(run, held)
 
 
-def test_a_run_that_was_killed_ends_with_the_losses_of_one_that_was_not(lab: Lab) -> None:
+def test_a_run_that_was_killed_ends_with_the_losses_of_one_that_was_not(lab) -> None:
     undisturbed, killed = lab.folder / "undisturbed", lab.folder / "killed"
     lab.train(undisturbed, train__steps=STEPS)
     run, held = under_way(lab, killed, train__steps=STEPS)

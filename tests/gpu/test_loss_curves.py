@@ -27,7 +27,7 @@ OF_ENGINE: dict[str, dict[str, object]] = {
     "vllm": {"engine__enforce_eager": "true", "engine__kv_cache_bytes": 1 << 30},
     "sglang": {
         "engine__args": "{attention_backend: triton, sampling_backend: pytorch, disable_cuda_graph: true, "
-        "mem_fraction_static: 0.3}",
+        "mem_fraction_static: 0.3}"
     },
 }
 
@@ -54,7 +54,7 @@ def curve(lab: Lab, make_target: Callable[..., Path]) -> Callable[..., Curve]:
 
 
 @pytest.mark.parametrize("placement", ["inline", "colocated"])
-def test_in_float32_a_gpu_follows_the_cpu(curve: Callable[..., Curve], placement: str) -> None:
+def test_in_float32_a_gpu_follows_the_cpu(curve, placement) -> None:
     expected = curve("cpu", "inline", "float32")
     assert expected[-1] < 0.7 * expected[0]
     assert curve("cuda", placement, "float32") == pytest.approx(expected, rel=2e-3)
@@ -62,9 +62,7 @@ def test_in_float32_a_gpu_follows_the_cpu(curve: Callable[..., Curve], placement
 
 @pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 1e-2)])
-def test_two_processes_train_as_one_does(
-    curve: Callable[..., Curve], placement: str, dtype: str, tolerance: float
-) -> None:
+def test_two_processes_train_as_one_does(curve, placement, dtype, tolerance) -> None:
     _needs_gpus_for(placement)
     inline, apart = curve("cuda", "inline", dtype), curve("cuda", placement, dtype)
     assert len(apart) == STEPS
@@ -73,9 +71,7 @@ def test_two_processes_train_as_one_does(
 
 @pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_every_engine_gives_the_curve_of_the_inline_run(
-    curve: Callable[..., Curve], engine: str, placement: str
-) -> None:
+def test_every_engine_gives_the_curve_of_the_inline_run(curve, engine, placement) -> None:
     _needs_gpus_for(placement)
     found = plugins.load(Engine, engine).probe()
     if not found.ok:

@@ -38,18 +38,10 @@ LIMIT_S = 180
 ROUTES = ("/v1/completions", "/ask")
 EVERY = 8
 WORDS = [
-    f"follow.every={EVERY}",
-    "follow.passes=2",
-    "follow.held_out=0.3",
-    "follow.kept=64",
-    "follow.window=32",
-    "follow.poll_s=0.05",
-    "follow.retention.rows=64",
-    "train.lr=5e-3",
-    "train.global_batch_tokens=256",
-    "draft.num_steps=2",
-    "data.eval_samples=0",
-]
+    f"follow.every={EVERY}", "follow.passes=2", "follow.held_out=0.3", "follow.kept=64",
+    "follow.window=32", "follow.poll_s=0.05", "follow.retention.rows=64", "train.lr=5e-3",
+    "train.global_batch_tokens=256", "draft.num_steps=2", "data.eval_samples=0",
+]  # fmt: skip
 MAY_GROW = {
     "run directory: files": 4, "retained requests: KiB": 8, "follow: MiB": 48.0, "server: MiB": 48.0,
     "follow: descriptors": 2, "server: descriptors": 2,

@@ -209,10 +209,7 @@ def test_export_of_what_is_no_checkpoint(command_line, place, peaked_target):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (
-            (),
-            "(tried: dflash, dflash2, dspark, eagle3, lilicorr, mtp, peagle): its config.json",
-        ),
+        ((), "(tried: dflash, dflash2, dspark, eagle3, lilicorr, mtp, peagle): its config.json"),
         (("--draft-model", "nowhere"), "draft nowhere is not a folder: there is none of that name"),
         (("--draft-model", __file__), "is not a folder: give the folder that holds its config.json"),
         (("--target", "nowhere"), "target nowhere is not a folder"),

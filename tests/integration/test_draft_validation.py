@@ -81,10 +81,7 @@ def test_a_draft_of_another_project_is_evaluated_and_converted(
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        (
-            {"speculators_model_type": "hydra"},
-            "it is in the layout of speculators, of the algorithm 'hydra'",
-        ),
+        ({"speculators_model_type": "hydra"}, "it is in the layout of speculators, of the algorithm 'hydra'"),
         ({"draft_vocab_size": 50}, "lacks d2t"),
         ({"mask_token_id": None}, "mask_token_id=None, expected a valid integer"),
         ({"transformer_layer_config": {}}, "num_hidden_layers=None, expected a valid integer"),

@@ -49,7 +49,7 @@ def assert_fails(run: Run, held: Belongings, *words: str, peer_s: float = PEER_S
 
 
 @pytest.mark.slow
-def test_an_engine_is_replaced_and_a_killed_trainer_ends_the_run(lab: Lab, output: Path) -> None:
+def test_an_engine_is_replaced_and_a_killed_trainer_ends_the_run(lab, output) -> None:
     """The engine is killed, and the one in its place stopped: the run goes on."""
     run, _ = under_way(lab, output)
     run.member("engine-0").kill()
@@ -68,7 +68,7 @@ def test_an_engine_is_replaced_and_a_killed_trainer_ends_the_run(lab: Lab, outpu
 
 
 @pytest.mark.slow
-def test_launcher_killed(lab: Lab, output: Path) -> None:
+def test_launcher_killed(lab, output) -> None:
     """The engine has a process of its own, which the kernel does not end with the launcher's children; after
     wrong first records on every socket that the run listens on, which disturb nothing."""
     run, held = under_way(lab, output, engine__name="moody", engine__has_child="true")
@@ -84,7 +84,7 @@ def test_launcher_killed(lab: Lab, output: Path) -> None:
 
 
 @pytest.mark.slow
-def test_schema_mismatch(lab: Lab, output: Path) -> None:
+def test_schema_mismatch(lab, output) -> None:
     """In the middle of a run, and again by the engine that replaces the first one."""
     keys = {"engine__other_layers_at": 9, "engine__has_child": "true", "engine__replacements": 1}
     run = start(lab, output, engine__name="moody", **keys)
@@ -96,7 +96,7 @@ def test_schema_mismatch(lab: Lab, output: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_backend_has_started_on_the_host_is_killed(lab: Lab, output: Path) -> None:
+def test_what_the_backend_has_started_on_the_host_is_killed(lab, output) -> None:
     """All members of the run live on, and would wait."""
     run, held = under_way(lab, lab.folder / "host", backend__name="limited", train__ranks=1)
     (daemon,) = [process for process in run.processes() if process.name() == "sleep"]
@@ -105,7 +105,7 @@ def test_what_the_backend_has_started_on_the_host_is_killed(lab: Lab, output: Pa
 
 
 @pytest.mark.slow
-def test_disk_full_at_the_checkpoint(lab: Lab, output: Path) -> None:
+def test_disk_full_at_the_checkpoint(lab, output) -> None:
     """The disk fills at one rank, in the middle of a file."""
     run, held = under_way(lab, output)
     run.member("trainer-1").rlimit(psutil.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
@@ -114,7 +114,7 @@ def test_disk_full_at_the_checkpoint(lab: Lab, output: Path) -> None:
     assert newest_checkpoint(output) > 0
 
 
-def test_not_ready_in_time(lab: Lab) -> None:
+def test_not_ready_in_time(lab) -> None:
     """In a directory of its own, whose log shows that the workers were started: the time runs from then on."""
     run = start(lab, lab.folder / "late", timeouts__start_s=1, train__ranks=1)
     run.until((run.output / "logs" / "engine-0.log").exists)
@@ -123,9 +123,7 @@ def test_not_ready_in_time(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_after_all_faults_the_same_command_ends_bitwise_as_if_undisturbed(
-    lab: Lab, output: Path, uninterrupted: Path
-) -> None:
+def test_after_all_faults_the_same_command_ends_bitwise_as_if_undisturbed(lab, output, uninterrupted) -> None:
     run = start(lab, output, train__restarts=1)
     run.train_on(1)
     run.member("trainer-1").kill()

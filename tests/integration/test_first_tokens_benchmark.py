@@ -30,18 +30,9 @@ def test_first_tokens_compares_scales_of_the_first_logits(tmp_path, monkeypatch,
 
     files = prepare_files(QuickstartSize(target=TARGET, library=Path(email.__file__).parent))
     words = [
-        "--logit-std",
-        "inf",
-        "0.1",
-        "--steps",
-        "2",
-        "--every",
-        "1",
-        "--length",
-        "40",
-        "--option",
+        "--logit-std", "inf", "0.1", "--steps", "2", "--every", "1", "--length", "40", "--option",
         "num_steps=2",
-    ]
+    ]  # fmt: skip
     first_tokens.main([str(files.target), str(files.train), *words])
     document = json.loads(capsys.readouterr().out)
     unscaled, scaled = (row["curve"] for row in document["rows"])

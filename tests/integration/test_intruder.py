@@ -62,7 +62,7 @@ def troubled(lab: Lab, name: str) -> tuple[Run, dict[str, int], int, Belongings]
 
 
 @pytest.mark.slow
-def test_a_run_ends_as_if_no_other_user_were_there(lab: Lab, uninterrupted: Path) -> None:
+def test_a_run_ends_as_if_no_other_user_were_there(lab, uninterrupted) -> None:
     for attempt in range(5):
         run, done, peak, held = troubled(lab, f"intruder-{attempt}")
         # He may take a rank's place in the milliseconds in which gloo connects (docs/security.md): one line says so.

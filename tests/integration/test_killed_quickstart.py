@@ -37,9 +37,7 @@ def words(make_target: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.slow
-def test_killed_while_it_answers_and_while_it_trains_it_goes_on_there(
-    words: list[str], tmp_path: Path
-) -> None:
+def test_killed_while_it_answers_and_while_it_trains_it_goes_on_there(words, tmp_path) -> None:
     out, log = tmp_path / "out", tmp_path / "log"
     one = out / "round-1"
     words = [*words, "--output", str(out)]

@@ -9,15 +9,13 @@ import pytest
 from spec_trainer.base.progress import StepProgress
 
 from . import run_directory
-from .conftest import CommandLine
-from .launching import Lab
 from .leftovers import EXTRA_S, assert_fails, belongings
 
 PROFILED = [1, 2, 3]
 
 
 @pytest.mark.slow
-def test_directory_of_two_trainers(lab: Lab) -> None:
+def test_directory_of_two_trainers(lab) -> None:
     """One of the two profiles: both would write the same files."""
     output = lab.folder / "removed"
     run = lab.start(output, **lab.one_and_two, profile__steps=PROFILED)
@@ -39,9 +37,7 @@ def words(peaked_target: Path, rows_file: Path, tmp_path: Path) -> list[object]:
     ]  # fmt: skip
 
 
-def test_directory_of_one_process(
-    command_line: CommandLine, words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_of_one_process(command_line, words, tmp_path, monkeypatch) -> None:
     output, show = tmp_path / "run", StepProgress.show
 
     def show_and_remove(progress: StepProgress, record: dict[str, int]) -> None:
@@ -58,7 +54,7 @@ def test_directory_of_one_process(
     assert not output.exists()
 
 
-def test_records_of_a_finished_run(command_line: CommandLine, words: list[object], tmp_path: Path) -> None:
+def test_records_of_a_finished_run(command_line, words, tmp_path) -> None:
     """Its checkpoints are all that it needs to be exported again."""
     output = tmp_path / "run"
     assert command_line(*words).code == 0

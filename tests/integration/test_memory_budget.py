@@ -39,7 +39,7 @@ def test_plan_tells_the_budget_of_each_process(plan) -> None:
     assert "device_memory" not in plan(placement__kind="colocated")
 
 
-def test_what_does_not_fit_is_refused_before_anything_starts(lab: Lab, command_line: CommandLine) -> None:
+def test_what_does_not_fit_is_refused_before_anything_starts(lab, command_line) -> None:
     output = lab.folder / "too-much"
     fractions = {"placement__engine_fraction": 0.5, "placement__trainer_fraction": 0.45}
     line = command_line(*lab.words(output, **LIMITED, **fractions)).error
@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(lab: Lab, command_l
 
 
 @pytest.mark.slow
-def test_each_process_has_to_fit_in_its_part_of_the_device(lab: Lab, plan, command_line: CommandLine) -> None:
+def test_each_process_has_to_fit_in_its_part_of_the_device(lab, plan, command_line) -> None:
     rooms = plan(**LIMITED)["resources"]
     engine, trainer = (rooms[f"{name}-0's part of a device"] for name in ("engine", "trainer"))
     assert 0 < engine["least_bytes"] < engine["free_bytes"]

@@ -5,7 +5,6 @@ import random
 import re
 import shutil
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +34,7 @@ class Offline:
         return ["capture", *self._inputs, "--output", str(folder), "capture.shard_bytes=40000", *words]
 
     def train(self, output: Path, *words: str) -> list[str]:
-        keys = [
-            "train.global_batch_tokens=100",
-            "train.lr=3e-3",
-            "train.warmup_steps=2",
-            "draft.num_steps=2",
-        ]
+        keys = ["train.global_batch_tokens=100", "train.lr=3e-3", "train.warmup_steps=2", "draft.num_steps=2"]
         return ["train", *self._inputs, "--output", str(output), *keys, "train.eval_every=5", *words]
 
     @property
@@ -97,7 +91,7 @@ def interrupted(offline: Offline, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.mark.slow
 def test_samples_captured_with_interruptions_give_the_losses_of_the_online_run(
-    offline: Offline, online: list[dict[str, Any]], interrupted: Path, tmp_path: Path
+    offline, online, interrupted, tmp_path
 ) -> None:
     """Bit for bit, held-out losses too."""
     assert_done(offline.train(tmp_path / "run", f"data.features={interrupted}"))
@@ -113,15 +107,13 @@ def test_samples_captured_with_interruptions_give_the_losses_of_the_online_run(
 
 
 @pytest.mark.slow
-def test_interrupted_captures_make_the_folder_of_an_undisturbed_one(
-    captured: Path, interrupted: Path
-) -> None:
+def test_interrupted_captures_make_the_folder_of_an_undisturbed_one(captured, interrupted) -> None:
     assert _contents(interrupted) == _contents(captured)
     assert (interrupted / "index.json").read_text() == (captured / "index.json").read_text()
 
 
 @pytest.mark.slow
-def test_engines_of_their_own_capture_the_same(offline: Offline, captured: Path, tmp_path: Path) -> None:
+def test_engines_of_their_own_capture_the_same(offline, captured, tmp_path) -> None:
     """Two replicas and a writer, interrupted by Ctrl-C."""
     folder = tmp_path / "features"
     words = offline.capture(folder, ONE_PASS_EACH, "placement.kind=disaggregated", "engine.replicas=2")
@@ -141,18 +133,14 @@ def test_engines_of_their_own_capture_the_same(offline: Offline, captured: Path,
     }
 
 
-def test_batches_of_the_target_show_in_the_rounding_only(
-    offline: Offline, online: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_batches_of_the_target_show_in_the_rounding_only(offline, online, tmp_path) -> None:
     assert_done(offline.capture(tmp_path / "features"))
     assert_done(offline.train(tmp_path / "run", f"data.features={tmp_path / 'features'}"))
     assert losses(tmp_path / "run") == pytest.approx([record["loss"] for record in online], rel=1e-5)
 
 
 @pytest.mark.slow
-def test_two_ranks_read_what_one_reads(
-    offline: Offline, online: list[dict[str, Any]], captured: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_read_what_one_reads(offline, online, captured, tmp_path) -> None:
     """The launcher starts them and no engine."""
     output = tmp_path / "run"
     assert_done(offline.train(output, f"data.features={captured}", "train.ranks=2"))
@@ -162,9 +150,7 @@ def test_two_ranks_read_what_one_reads(
 
 
 @pytest.mark.slow
-def test_a_run_may_go_on_without_its_engine(
-    offline: Offline, online: list[dict[str, Any]], captured: Path, tmp_path: Path
-) -> None:
+def test_a_run_may_go_on_without_its_engine(offline, online, captured, tmp_path) -> None:
     """An engine for some steps, the folder for the others, stopped in between."""
     output = tmp_path / "run"
     with started(offline.train(output, ONE_PASS_EACH)) as child:
@@ -176,13 +162,7 @@ def test_a_run_may_go_on_without_its_engine(
     assert losses(output) == [record["loss"] for record in online]
 
 
-def test_a_flipped_byte_is_found_named_and_mended(
-    command_line: Callable[..., Any],
-    offline: Offline,
-    online: list[dict[str, Any]],
-    captured: Path,
-    tmp_path: Path,
-) -> None:
+def test_a_flipped_byte_is_found_named_and_mended(command_line, offline, online, captured, tmp_path) -> None:
     folder = shutil.copytree(captured, tmp_path / "features")
     file = folder / "features-00003.safetensors"
     content = bytearray(file.read_bytes())
@@ -213,9 +193,7 @@ def test_a_flipped_byte_is_found_named_and_mended(
     assert losses(tmp_path / "run") == [record["loss"] for record in online]
 
 
-def test_bad_usage_is_one_line_and_makes_nothing(
-    command_line: Callable[..., Any], offline: Offline, captured: Path, tmp_path: Path
-) -> None:
+def test_bad_usage_is_one_line_and_makes_nothing(command_line, offline, captured, tmp_path) -> None:
     inputs = ["--target", offline.target, "--data", offline.rows]
     assert command_line("capture", *inputs).error == "capture needs --output: the folder to write features to"
     assert "is neither a command" in command_line("capture", "that").error

@@ -18,10 +18,7 @@ OF_HARDWARE = {"processes", "device_bytes", "device_memory", "rank_memory", "res
 def all_hardware(monkeypatch):
     """A host with four cards of each vendor, as far as anybody asks before a process is started."""
     offered = Capabilities(
-        device_ipc=True,
-        memory_limit=True,
-        dtypes=frozenset({"float32", "bfloat16"}),
-        num_devices=4,
+        device_ipc=True, memory_limit=True, dtypes=frozenset({"float32", "bfloat16"}), num_devices=4
     )
     for plugin in (CudaBackend, AscendBackend):
         monkeypatch.setattr(plugin, "probe", classmethod(lambda cls: Availability(ok=True)))

@@ -16,7 +16,6 @@ from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 from ..distributions import write_distribution
 from ..free_port import free_port
 from . import draft_server, launching, live_server, run_directory
-from .conftest import CommandLine
 
 _ROOT = Path(__file__).parents[2]
 _ENTRY_POINTS = """\
@@ -113,7 +112,7 @@ def test_a_killed_command_and_an_interrupted_one_leave_no_server(words, port, tm
 
 
 def test_a_server_that_does_not_start_ends_the_command_in_one_line(
-    words, tmp_path, monkeypatch, command_line: CommandLine
+    words, tmp_path, monkeypatch, command_line
 ) -> None:
     for site in os.environ["PYTHONPATH"].split(os.pathsep)[:2]:
         monkeypatch.syspath_prepend(site)
@@ -144,7 +143,7 @@ def test_a_server_that_does_not_start_ends_the_command_in_one_line(
     ],
 )
 def test_a_server_that_cannot_be_started_is_refused_before_anything_is_written(
-    keys, message, words, tmp_path, command_line: CommandLine
+    keys, message, words, tmp_path, command_line
 ) -> None:
     outcome = command_line(
         *[word for word in words if word not in ("--serve", "serving")], "--serve", "vllm", *keys

@@ -41,7 +41,7 @@ def hosts(lab: Lab) -> Iterator[RayHosts]:
 
 
 def test_a_run_on_three_hosts_without_a_shared_folder_is_that_of_local_bit_for_bit(
-    lab: Lab, hosts: RayHosts, uninterrupted: Path
+    lab, hosts, uninterrupted
 ) -> None:
     """In two commands, so that a rank resumes that does not see the checkpoint."""
     output = hosts.hidden / "run"
@@ -56,7 +56,7 @@ def test_a_run_on_three_hosts_without_a_shared_folder_is_that_of_local_bit_for_b
 
 
 def test_engines_of_other_hosts_capture_into_a_folder_that_ranks_train_from(
-    lab: Lab, hosts: RayHosts, uninterrupted: Path
+    lab, hosts, uninterrupted
 ) -> None:
     folder = hosts.hidden / "features"
     engines = {**ON_HOSTS, "engine__replicas": 2, "train__ranks": 1}
@@ -68,9 +68,7 @@ def test_engines_of_other_hosts_capture_into_a_folder_that_ranks_train_from(
     assert trained(output) == {step: trained(uninterrupted)[step] for step in range(1, STEPS + 1)}
 
 
-def test_a_run_goes_on_with_fewer_trainers_while_a_host_is_gone(
-    lab: Lab, hosts: RayHosts, uninterrupted: Path
-) -> None:
+def test_a_run_goes_on_with_fewer_trainers_while_a_host_is_gone(lab, hosts, uninterrupted) -> None:
     """On two, one, and two trainers again: the same data, and the same losses but for the order of sums."""
     output = hosts.hidden / "elastic"
     tries = {"train__restarts": 9, "engine__replacements": 0}
@@ -92,7 +90,7 @@ def test_a_run_goes_on_with_fewer_trainers_while_a_host_is_gone(
     assert samples(output) == {step: samples(uninterrupted)[step] for step in range(1, LONG + 1)}
 
 
-def test_an_engine_moves_to_another_host_and_back(lab: Lab, hosts: RayHosts, uninterrupted: Path) -> None:
+def test_an_engine_moves_to_another_host_and_back(lab, hosts, uninterrupted) -> None:
     """One host of three trains, one captures and one is free; one after the other the latter two go, and one comes
     back."""
     output = hosts.hidden / "moved"
@@ -130,7 +128,7 @@ def trainer(hosts: RayHosts) -> psutil.Process:
     raise AssertionError("there is no trainer-0")
 
 
-def test_a_cut_link_ends_the_run_with_a_named_error(lab: Lab, hosts: RayHosts) -> None:
+def test_a_cut_link_ends_the_run_with_a_named_error(lab, hosts) -> None:
     output = hosts.hidden / "cut"
     run = lab.start(output, launcher__address=hosts.address, **{**ON_HOSTS, "train__steps": 10_000})
     run.save_on()

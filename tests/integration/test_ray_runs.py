@@ -41,7 +41,7 @@ def workers(output: Path) -> dict[str, psutil.Process]:
 
 @pytest.mark.slow
 def test_a_killed_engine_actor_is_replaced_and_a_killed_trainer_ends_the_run(
-    lab: Lab, output: Path, ray_cluster: str, monkeypatch: pytest.MonkeyPatch
+    lab, output, ray_cluster, monkeypatch
 ) -> None:
     """Three engines and two trainers on a cluster of somebody else; the process of the run itself imports nothing of
     torch.distributed."""
@@ -67,7 +67,7 @@ def test_a_killed_engine_actor_is_replaced_and_a_killed_trainer_ends_the_run(
 
 @pytest.mark.slow
 def test_a_colocated_run_on_its_own_cluster_is_bitwise_that_of_local(
-    lab: Lab, output: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
+    lab, output, uninterrupted, monkeypatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     lab.train(output, placement__kind="colocated", **{**BY_RAY, "engine__replicas": 1})
@@ -77,9 +77,7 @@ def test_a_colocated_run_on_its_own_cluster_is_bitwise_that_of_local(
 
 
 @pytest.mark.timeout(600)
-def test_workers_end_with_their_node_and_an_engine_starts_on_the_next_one(
-    lab: Lab, uninterrupted: Path
-) -> None:
+def test_workers_end_with_their_node_and_an_engine_starts_on_the_next_one(lab, uninterrupted) -> None:
     """The engine's node is lost while it starts one in its place; that of a trainer ends the run."""
     output = lab.folder / "raylet"
     keys = {
@@ -114,7 +112,7 @@ def test_workers_end_with_their_node_and_an_engine_starts_on_the_next_one(
     assert all(one == other for one, other in zip(found, expected, strict=False))
 
 
-def test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced(lab: Lab) -> None:
+def test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced(lab) -> None:
     output = lab.folder / "one-host"
     keys = {**BY_RAY, "engine__replicas": 1, "train__ranks": 1, "train__steps": 10_000}
     with ray_nodes(1) as nodes:
@@ -128,7 +126,7 @@ def test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced(lab: Lab)
     assert not (output / "logs" / "replacements.jsonl").exists()
 
 
-def test_devices_that_others_use_are_named(ray_cluster: str, tmp_path: Path) -> None:
+def test_devices_that_others_use_are_named(ray_cluster, tmp_path) -> None:
     @ray.remote(num_cpus=0.5)
     class Other:
         def pid(self) -> int:
@@ -160,6 +158,6 @@ def test_devices_that_others_use_are_named(ray_cluster: str, tmp_path: Path) -> 
         ),
     ],
 )
-def test_what_can_never_be_had_is_bad_usage(ray_cluster: str, tmp_path: Path, options, words) -> None:
+def test_what_can_never_be_had_is_bad_usage(ray_cluster, tmp_path, options, words) -> None:
     with construct(RayLauncher, tmp_path, **options) as launcher, pytest.raises(ConfigError, match=words):
         launcher.num_devices()

@@ -49,14 +49,12 @@ def killed(lab: Lab, asked: Path) -> tuple[Path, int]:
 
 
 @pytest.mark.slow
-def test_asked_to_stop_it_saves_and_exits_130(asked: Path, uninterrupted: Path) -> None:
+def test_asked_to_stop_it_saves_and_exits_130(asked, uninterrupted) -> None:
     assert losses(asked) == losses(uninterrupted)[: len(losses(asked))]
 
 
 @pytest.mark.slow
-def test_a_run_killed_with_9_and_restarted_ends_bitwise_the_same(
-    lab: Lab, killed: tuple[Path, int], uninterrupted: Path
-) -> None:
+def test_a_run_killed_with_9_and_restarted_ends_bitwise_the_same(lab, killed, uninterrupted) -> None:
     """The newest checkpoint is damaged, and a trainer is killed before it is written again. ``test_faults`` has the
     same end after kills with -9 that leave a whole checkpoint."""
     output = _copy(lab, killed[0], "restarted")
@@ -75,9 +73,7 @@ def test_a_run_killed_with_9_and_restarted_ends_bitwise_the_same(
 
 
 @pytest.mark.slow
-def test_on_one_trainer_and_on_two_again_it_has_the_same_losses(
-    lab: Lab, killed: tuple[Path, int], uninterrupted: Path
-) -> None:
+def test_on_one_trainer_and_on_two_again_it_has_the_same_losses(lab, killed, uninterrupted) -> None:
     """SIGINT goes to the process group, as a terminal sends it."""
     folder, step = killed
     output = _copy(lab, folder, "one-trainer")
@@ -92,9 +88,7 @@ def test_on_one_trainer_and_on_two_again_it_has_the_same_losses(
 
 
 @pytest.mark.slow
-def test_no_collective_goes_to_the_default_group(
-    lab: Lab, killed: tuple[Path, int], uninterrupted: Path
-) -> None:
+def test_no_collective_goes_to_the_default_group(lab, killed, uninterrupted) -> None:
     """Colocated; from a checkpoint to an evaluation, a checkpoint and an export, with c10d's default group closed.
     Eight micro-batches of a step share the two or three samples at the end of an epoch."""
     folder, step = killed
@@ -120,7 +114,7 @@ def test_no_collective_goes_to_the_default_group(
 
 
 @pytest.mark.slow
-def test_asked_to_stop_before_the_first_step_it_stops(lab: Lab) -> None:
+def test_asked_to_stop_before_the_first_step_it_stops(lab) -> None:
     run = lab.start(lab.folder / "early", **lab.one_and_two)
     run.until((run.output / "logs" / "trainer-1.log").exists)
     run.process.terminate()
@@ -129,7 +123,7 @@ def test_asked_to_stop_before_the_first_step_it_stops(lab: Lab) -> None:
     assert_nothing_left(run, belongings(run))
 
 
-def test_a_resumed_run_takes_its_long_data_as_the_first_start_has_kept_it(lab: Lab, monkeypatch) -> None:
+def test_a_resumed_run_takes_its_long_data_as_the_first_start_has_kept_it(lab, monkeypatch) -> None:
     monkeypatch.setattr(kept, "FEW_SAMPLES", 0)
     read: list[object] = []
     parse_row = row_encoder.parse_row

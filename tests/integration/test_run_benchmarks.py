@@ -135,16 +135,11 @@ def test_steady_state_goes_by_the_clock_between_the_ends_of_steps():
     stamps = [30.0, 31.0, 32.0, 34.0, 36.0, 90.0, 91.0]
     records = [
         {
-            "time_s": stamp,
-            "time_data_s": 0.2,
-            "time_step_s": 0.5,
-            "samples": 4,
-            "tokens": 100,
-            "loss": 7.0 - step,
-            "memory_device_bytes": (step + 1) << 20,
+            "time_s": stamp, "time_data_s": 0.2, "time_step_s": 0.5, "samples": 4, "tokens": 100,
+            "loss": 7.0 - step, "memory_device_bytes": (step + 1) << 20,
         }
         for step, stamp in enumerate(stamps)
-    ]
+    ]  # fmt: skip
     found = steady_state(records, 1, 2)
     assert found["elapsed_s"] == 6
     assert found["samples_per_s"] == pytest.approx(16 / 6)

@@ -31,13 +31,13 @@ def assert_same_curve(output: Path, curve: list[float]) -> None:
     assert_trained_exactly_once(output, SAMPLES)
 
 
-def test_the_loss_falls_in_the_steps_that_are_compared(inline: list[float]) -> None:
+def test_the_loss_falls_in_the_steps_that_are_compared(inline) -> None:
     assert len(inline) == SHOWN
     assert inline[-1] < 0.9 * inline[0]
 
 
 @pytest.mark.slow
-def test_one_engine_and_two_trainers(lab: Lab, inline: list[float]) -> None:
+def test_one_engine_and_two_trainers(lab, inline) -> None:
     run = lab.train(lab.folder / "one-two", **lab.one_and_two, train__steps=SHOWN)
     assert_same_curve(run.output, inline)
 
@@ -63,7 +63,7 @@ def two_and_two(lab: Lab) -> Run:
 
 
 @pytest.mark.slow
-def test_no_second_run_in_a_directory(lab: Lab, two_and_two: Run) -> None:
+def test_no_second_run_in_a_directory(lab, two_and_two) -> None:
     second = lab.start(two_and_two.output, placement__kind="disaggregated")
     assert second.wait(60) == 2
     assert (
@@ -73,7 +73,7 @@ def test_no_second_run_in_a_directory(lab: Lab, two_and_two: Run) -> None:
 
 
 @pytest.mark.slow
-def test_processes_take_memory_in_turns(two_and_two: Run) -> None:
+def test_processes_take_memory_in_turns(two_and_two) -> None:
     """The second engine when the first one is ready, the ranks when both are."""
     names = ["engine-0", "engine-1", "trainer-0", "trainer-1"]
     logs = two_and_two.output / "logs"
@@ -84,9 +84,7 @@ def test_processes_take_memory_in_turns(two_and_two: Run) -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_of_one_host_at_once(
-    lab: Lab, inline: list[float], two_and_two: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_runs_of_one_host_at_once(lab, inline, two_and_two, monkeypatch) -> None:
     """The other one has an engine and a trainer; its own process imports nothing of torch.distributed."""
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # workers write that into their logs
     small = lab.start(

@@ -151,14 +151,7 @@ class DropContext(CodeOperator):
 
 OPERATORS = {
     operator.__name__: operator
-    for operator in (
-        DeleteStatement,
-        FalseCondition,
-        TrueCondition,
-        DropOperand,
-        DropCall,
-        DropContext,
-    )
+    for operator in (DeleteStatement, FalseCondition, TrueCondition, DropOperand, DropCall, DropContext)
 }
 
 plugins.OPERATOR_PROVIDERS["contract"] = OPERATORS

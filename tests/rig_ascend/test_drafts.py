@@ -120,10 +120,7 @@ def resumed(me, backend, folder):
     """name -> losses and gradient norms of two steps, the second of them again by a draft that was resumed."""
     device = backend.device(me.rank)
     torch.distributed.init_process_group(
-        backend.dist_backend,
-        f"file://{folder}/{backend.name}",
-        rank=me.rank,
-        world_size=me.world_size,
+        backend.dist_backend, f"file://{folder}/{backend.name}", rank=me.rank, world_size=me.world_size
     )
     found = {}
     for name, (_, options) in ((name, draft) for name, draft in DRAFTS.items() if name == draft[0]):

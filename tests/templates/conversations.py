@@ -24,22 +24,18 @@ TOOLS = [
 
 # Each letter is a message: who speaks, and what an answer has besides its text.
 SHAPES = {
-    "plain": "user answer",
-    "system": "system user answer",
+    "plain": "user answer", "system": "system user answer",
     "several turns": "user answer user answer user answer",
     "system, several turns": "system user answer user answer user answer",
-    "reasoning": "user thought+answer",
-    "earlier reasoning": "user thought+answer user thought+answer",
-    "call, content empty": "user call+empty tool answer",
-    "call, content null": "user call tool answer",
+    "reasoning": "user thought+answer", "earlier reasoning": "user thought+answer user thought+answer",
+    "call, content empty": "user call+empty tool answer", "call, content null": "user call tool answer",
     "text before the call": "user call+answer tool answer",
     "parallel calls": "user call+call tool tool answer user answer",
     "agent chain": "user thought+call+empty tool thought+call+empty tool thought+answer user thought+answer",
     "calls and questions": "user call+empty tool answer user thought+call+answer tool thought+answer",
-    "answer opens": "answer user answer",
-    "system, answer opens": "system answer user answer",
+    "answer opens": "answer user answer", "system, answer opens": "system answer user answer",
     "empty answer": "user empty user answer",
-}
+}  # fmt: skip
 """Name -> the messages, each as the parts that it has, joined by ``+``."""
 
 

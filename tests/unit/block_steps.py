@@ -13,15 +13,7 @@ from torch import nn
 from spec_core.records import StepOutput
 
 from .dense_parts import Document
-from .draft_batches import (
-    GAPS,
-    LENGTHS,
-    decode,
-    give_anchors,
-    make_batch,
-    random_documents,
-    step_arguments,
-)
+from .draft_batches import GAPS, LENGTHS, decode, give_anchors, make_batch, random_documents, step_arguments
 from .draft_dflash.dense_reference import counted_slots
 from .draft_parts import LargestOutput, assert_gradients, gradients, make_target, make_tensors
 from .draft_steps import DraftStepSuite, assert_each_precision, assert_equals_the_reference

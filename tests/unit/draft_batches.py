@@ -99,11 +99,7 @@ def make_batch(
 def supervision(documents: list[Document]) -> list[Supervision]:
     return [
         Supervision(
-            sample_id=index,
-            epoch=0,
-            loss_mask=document.mask,
-            guess_depth=guess_depth(document),
-            seed=SEED,
+            sample_id=index, epoch=0, loss_mask=document.mask, guess_depth=guess_depth(document), seed=SEED
         )
         for index, document in enumerate(documents)
     ]

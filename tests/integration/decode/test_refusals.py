@@ -43,12 +43,7 @@ def test_what_does_not_go_with_decoding_is_refused_in_one_line(command_line, unt
 @pytest.mark.parametrize(
     ("plugin", "ability", "lost", "line"),
     [
-        (
-            Eagle3Draft,
-            "learns_from_guesses",
-            False,
-            "draft.name=eagle3: this draft does not learn",
-        ),
+        (Eagle3Draft, "learns_from_guesses", False, "draft.name=eagle3: this draft does not learn"),
         (
             HfEngine,
             "abilities",
@@ -75,9 +70,7 @@ def test_answers_without_guess_depths_end_a_run_on_policy_in_one_line(command_li
     """An engine that can report them may be set so that it cannot: vLLM's adaptive verification is such a setting."""
     generate = HfEngine.generate
     monkeypatch.setattr(
-        HfEngine,
-        "generate",
-        lambda *asked: [replace(answer, guess_depths=()) for answer in generate(*asked)],
+        HfEngine, "generate", lambda *asked: [replace(answer, guess_depths=()) for answer in generate(*asked)]
     )
     output = untrained.folder / "without"
     few = {"decode__prompts": 2, "decode__max_new_tokens": 4, "data__eval_samples": 0, **CHAIN}

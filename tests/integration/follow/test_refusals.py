@@ -8,10 +8,7 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (
-            ["train.steps=5"],
-            "train.steps=5 with follow: it ends after a number of requests; set",
-        ),
+        (["train.steps=5"], "train.steps=5 with follow: it ends after a number of requests; set"),
         (["train.schedule=cosine"], "train.schedule=cosine with follow: it has no last step"),
         (
             ["placement.kind=disaggregated", "train.ranks=2"],

@@ -129,13 +129,9 @@ def test_a_policy_that_changes_is_noticed(lab, command_line, tmp_path, new_targe
     first_digest = read_target(policy).digest
     with draft_server.serving(policy, lab.draft("old"), live_server.__file__, 0) as url:
         keys = [
-            f"target={policy}",
-            f"follow.new_target={new_target}",
-            f"placement.kind={placement}",
-            "follow.every=30",
-            "follow.held_out=0.3",
-            "train.global_batch_tokens=128",
-        ]
+            f"target={policy}", f"follow.new_target={new_target}", f"placement.kind={placement}",
+            "follow.every=30", "follow.held_out=0.3", "train.global_batch_tokens=128",
+        ]  # fmt: skip
         words = lab.follow(url, output, *keys)
         with log.open("wb") as errors:
             process = subprocess.Popen([*launching.program(), *words], stdout=errors, stderr=errors)

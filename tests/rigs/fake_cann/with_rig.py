@@ -14,10 +14,7 @@ HERE = Path(__file__).resolve().parent
 
 def environment(libraries: Path) -> dict[str, str]:
     """Return the environment in which the genuine torch_npu loads and computes."""
-    paths = {
-        "LD_LIBRARY_PATH": libraries,
-        "PYTHONPATH": HERE / "python",
-    }
+    paths = {"LD_LIBRARY_PATH": libraries, "PYTHONPATH": HERE / "python"}
     joined = {
         name: os.pathsep.join(filter(None, [str(path), os.environ.get(name)])) for name, path in paths.items()
     }

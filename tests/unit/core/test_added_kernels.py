@@ -4,11 +4,7 @@ import pytest
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core import Backend, TargetType, plugins
-from spec_core.errors import (
-    PluginConflict,
-    PluginImportFailed,
-    PluginInvalid,
-)
+from spec_core.errors import PluginConflict, PluginImportFailed, PluginInvalid
 
 from .conftest import GOOD
 

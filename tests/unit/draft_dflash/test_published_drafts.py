@@ -5,13 +5,7 @@ from functools import partial
 from spec_draft_dflash.draft import DFlashDraft
 
 from .. import draft_folders
-from ..draft_folders import (
-    QWEN3_FIELDS,
-    assert_same_weights,
-    read_fields,
-    rename_tensors,
-    write_fields,
-)
+from ..draft_folders import QWEN3_FIELDS, assert_same_weights, read_fields, rename_tensors, write_fields
 from ..draft_parts import make_target
 from . import cases
 

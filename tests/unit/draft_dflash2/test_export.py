@@ -80,11 +80,7 @@ def test_config_has_the_nested_fields_that_engines_read(tmp_path):
     assert AutoConfig.from_pretrained(tmp_path).dflash_config == fields["dflash_config"]
 
 
-LAYER_FIELDS = {
-    **QWEN3_FIELDS,
-    "num_hidden_layers": 2,
-    "rope_theta": 100.0,
-}
+LAYER_FIELDS = {**QWEN3_FIELDS, "num_hidden_layers": 2, "rope_theta": 100.0}
 NESTED = {"mask_token_id": 20, "target_layer_ids": LAYERS, "block_size": 4, **SIZES}
 ZLAB = LAYER_FIELDS | {
     "architectures": ["DFlash2DraftModel"],

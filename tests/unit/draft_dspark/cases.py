@@ -18,14 +18,10 @@ Draft = DSparkDraft
 def make_config(**options) -> DSparkConfig:
     return DSparkConfig(
         **{
-            "block_size": 4,
-            "num_layers": 2,
-            "num_anchors": 6,
-            "anchor_share": 1.0,
-            "markov_rank": RANK,
+            "block_size": 4, "num_layers": 2, "num_anchors": 6, "anchor_share": 1.0, "markov_rank": RANK,
             **options,
         }
-    )
+    )  # fmt: skip
 
 
 make_model = partial(build_large, DSparkDraft, loud="_head.")

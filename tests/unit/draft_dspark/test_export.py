@@ -108,32 +108,15 @@ def test_config_has_deepspecs_fields_and_the_nested_ones(tmp_path):
 
 
 DEEPSPEC = {
-    **QWEN3_FIELDS,
-    "architectures": ["Qwen3DSparkModel"],
-    "attention_dropout": 0.0,
-    "block_size": 7,
-    "bos_token_id": 0,
-    "confidence_head_with_markov": True,
-    "dtype": "bfloat16",
-    "enable_confidence_head": True,
-    "eos_token_id": 3,
-    "initializer_range": 0.02,
-    "layer_types": ["full_attention"] * 2,
-    "markov_head_type": "vanilla",
-    "markov_rank": RANK,
-    "mask_token_id": 20,
-    "max_window_layers": 2,
-    "num_anchors": 512,
-    "num_hidden_layers": 2,
-    "num_target_layers": 36,
-    "rope_scaling": None,
-    "rope_theta": 100.0,
-    "sliding_window": None,
-    "target_layer_ids": [1, 9, 17, 25, 33],
-    "tie_word_embeddings": False,
-    "use_cache": True,
+    **QWEN3_FIELDS, "architectures": ["Qwen3DSparkModel"], "attention_dropout": 0.0, "block_size": 7,
+    "bos_token_id": 0, "confidence_head_with_markov": True, "dtype": "bfloat16",
+    "enable_confidence_head": True, "eos_token_id": 3, "initializer_range": 0.02,
+    "layer_types": ["full_attention"] * 2, "markov_head_type": "vanilla", "markov_rank": RANK,
+    "mask_token_id": 20, "max_window_layers": 2, "num_anchors": 512, "num_hidden_layers": 2,
+    "num_target_layers": 36, "rope_scaling": None, "rope_theta": 100.0, "sliding_window": None,
+    "target_layer_ids": [1, 9, 17, 25, 33], "tie_word_embeddings": False, "use_cache": True,
     "use_sliding_window": False,
-}
+}  # fmt: skip
 HEAD_FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 
 

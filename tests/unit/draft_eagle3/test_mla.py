@@ -183,27 +183,18 @@ def test_the_folder_has_deepseeks_tensors_and_fields(tmp_path):
         "norm_output": True,
         "norm_before_residual": False,
         "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 100.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 16,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "mscale": 1.0,
+            "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+            "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
             "mscale_all_dim": 1.0,
         },
         "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
         **{key: MLA[key] for key in SIZES},
-    }
+    }  # fmt: skip
     assert {key: fields[key] for key in expected} == expected
     assert "head_dim" not in fields
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("attention", "gqa"), ("q_lora_rank", 13)],
-    ids=str,
-)
+@pytest.mark.parametrize(("option", "value"), [("attention", "gqa"), ("q_lora_rank", 13)], ids=str)
 def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, option, value):
     export(cases, tmp_path, **MLA)
     with pytest.raises(ConfigError, match=f"draft.{option}="):

@@ -13,15 +13,10 @@ from ..draft_parts import build_large
 from .dense_reference import Paths, Result, dense_lilicorr
 
 HEAD = {
-    "lilicorr_candidate_topk": 4,
-    "lilicorr_hidden_size": 12,
-    "lilicorr_num_layers": 2,
-    "lilicorr_num_heads": 3,
-    "lilicorr_mlp_ratio": 1.5,
-    "lilicorr_factor_dim": 6,
-    "lilicorr_logit_scale": 4.0,
-    "lilicorr_vector_eps": 1e-3,
-}
+    "lilicorr_candidate_topk": 4, "lilicorr_hidden_size": 12, "lilicorr_num_layers": 2,
+    "lilicorr_num_heads": 3, "lilicorr_mlp_ratio": 1.5, "lilicorr_factor_dim": 6,
+    "lilicorr_logit_scale": 4.0, "lilicorr_vector_eps": 1e-3,
+}  # fmt: skip
 SIZES = {"conv_kernel_size": 2, "conv_group_size": 4, **HEAD}
 
 Draft = LiLiCorrDraft

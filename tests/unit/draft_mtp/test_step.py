@@ -12,10 +12,7 @@ from ..draft_parts import assert_gradients
 from .cases import CASES, LENGTHS, make_module, random_documents, run, setting_of, target_and_tensors
 from .dense_reference import dense_mtp
 
-DOCUMENTS = {
-    "some rows needed": (LENGTHS, 0.35),
-    "nearly all rows needed": ([200], 0.0),
-}
+DOCUMENTS = {"some rows needed": (LENGTHS, 0.35), "nearly all rows needed": ([200], 0.0)}
 """Lengths, and the share of the tokens that are not supervised."""
 
 

@@ -24,9 +24,7 @@ make_model = partial(build_large, PEagleDraft, kernel=KERNELS.get)
 
 def make_rule(config: PEagleConfig) -> ChainRule:
     return ChainRule(
-        num_guesses=config.num_guesses,
-        retention=config.retention,
-        least_retention=config.least_retention,
+        num_guesses=config.num_guesses, retention=config.retention, least_retention=config.least_retention
     )
 
 

@@ -5,18 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.engine_sglang.played_server import (
-    HIDDEN,
-    LAYERS,
-    Request,
-    expected,
-    key_of,
-)
+from tests.unit.engine_sglang.played_server import HIDDEN, LAYERS, Request, expected, key_of
 
 from spec_engine_sglang import serving_capture
-from spec_engine_sglang.serving_capture import (
-    begin_request,
-)
+from spec_engine_sglang.serving_capture import begin_request
 
 
 @pytest.mark.parametrize("graphs", [False, True])

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.engine_sglang.played_server import (
-    Decoder,
-    Request,
-    Runner,
-    expected,
-    key_of,
-)
+from tests.unit.engine_sglang.played_server import Decoder, Request, Runner, expected, key_of
 
 from spec_engine_sglang.hook import register
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.engine_sglang.played_scheduler import (
-    BlockDraft,
-    Scheduler,
-    slot_of,
-)
+from tests.unit.engine_sglang.played_scheduler import BlockDraft, Scheduler, slot_of
 
 from spec_core.errors import EngineError
 

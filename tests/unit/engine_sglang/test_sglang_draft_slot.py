@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.engine_sglang.played_scheduler import (
-    Draft,
-    Scheduler,
-    Stacking,
-    export,
-    slot_of,
-)
+from tests.unit.engine_sglang.played_scheduler import Draft, Scheduler, Stacking, export, slot_of
 from torch import Tensor, nn
 
 from spec_core.errors import EngineError

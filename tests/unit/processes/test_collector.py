@@ -41,7 +41,7 @@ def test_the_collector_runs_less_often_and_still_runs():
 
 
 @pytest.mark.parametrize("call", ["", "collect_rarely()"])
-def test_the_collector_walks_through_nothing_at_the_end_of_a_process(call: str):
+def test_the_collector_walks_through_nothing_at_the_end_of_a_process(call):
     program = ENDS_WITH_A_CYCLE.format(call=call)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout == ("" if call else "walked through\n")

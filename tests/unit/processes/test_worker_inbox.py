@@ -50,7 +50,7 @@ def add(inbox: WorkerInbox) -> Iterator[Add]:
         channel.close()
 
 
-def test_many_workers_need_no_thread(inbox: WorkerInbox, add: Add) -> None:
+def test_many_workers_need_no_thread(inbox, add) -> None:
     before = threading.active_count()
     ends = dict(add(f"toy-{number}") for number in range(50))
     for worker, end in ends.items():
@@ -67,7 +67,7 @@ def test_many_workers_need_no_thread(inbox: WorkerInbox, add: Add) -> None:
         ]
 
 
-def test_all_that_are_silent_end_at_once_and_say_nothing_afterwards(inbox: WorkerInbox, add: Add) -> None:
+def test_all_that_are_silent_end_at_once_and_say_nothing_afterwards(inbox, add) -> None:
     silent = [add(f"silent-{number}") for number in range(3)]
     (alive, its_end), _unwatched = add("alive"), add("unwatched")
     alive.received_s = time.monotonic() + 3600
@@ -82,7 +82,7 @@ def test_all_that_are_silent_end_at_once_and_say_nothing_afterwards(inbox: Worke
     assert inbox.receive() == WorkerMessage(alive, {"still": "here"})
 
 
-def test_what_has_come_while_the_run_did_something_else_is_no_silence(inbox: WorkerInbox, add: Add) -> None:
+def test_what_has_come_while_the_run_did_something_else_is_no_silence(inbox, add) -> None:
     worker, end = add("toy-0")
     worker.watch()
     end.send("message", message={"number": 1})
@@ -90,7 +90,7 @@ def test_what_has_come_while_the_run_did_something_else_is_no_silence(inbox: Wor
     assert inbox.receive() == WorkerMessage(worker, {"number": 1})
 
 
-def test_a_wake_ends_a_wait_in_progress_and_the_next_one(inbox: WorkerInbox, add: Add) -> None:
+def test_a_wake_ends_a_wait_in_progress_and_the_next_one(inbox, add) -> None:
     inbox.wake()
     assert inbox.receive() is None
     add("toy-0")
@@ -98,9 +98,7 @@ def test_a_wake_ends_a_wait_in_progress_and_the_next_one(inbox: WorkerInbox, add
     assert inbox.receive() is None
 
 
-def test_a_worker_that_waits_to_be_read_is_read_while_the_run_sends_to_it(
-    inbox: WorkerInbox, add: Add
-) -> None:
+def test_a_worker_that_waits_to_be_read_is_read_while_the_run_sends_to_it(inbox, add) -> None:
     """It returns every message, in the thread that reads: neither side's socket holds all of them."""
     worker, end = add("toy-0")
 

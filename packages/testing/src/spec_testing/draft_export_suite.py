@@ -60,11 +60,7 @@ class DraftExportSuite(ConformanceSuite):
 
     @pytest.fixture
     def bench(
-        self,
-        draft: type[Draft],
-        options: dict[str, object],
-        target: TargetSpec,
-        others: Mapping[str, Tensor],
+        self, draft: type[Draft], options: dict[str, object], target: TargetSpec, others: Mapping[str, Tensor]
     ) -> Workbench:
         """Return the workbench: the draft, built on the target."""
         instance = draft(draft.Config.model_validate({"name": draft.name, **options}))

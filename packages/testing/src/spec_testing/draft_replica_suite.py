@@ -144,11 +144,7 @@ class DraftReplicaSuite(ConformanceSuite):
         )
 
     def test_u2_u4_answers_go_on_and_the_target_stays(
-        self,
-        engine: Engine,
-        publisher: Publisher,
-        export: Export,
-        target_state: Callable[[Engine], str],
+        self, engine: Engine, publisher: Publisher, export: Export, target_state: Callable[[Engine], str]
     ) -> None:
         """U2, U4: pushes while the engine generates change neither greedy answers nor bytes of the target."""
         before = target_state(engine)
@@ -211,12 +207,7 @@ class DraftReplicaSuite(ConformanceSuite):
         assert replica.status().result(LIMIT_S) == status
 
     def test_u10_a_version_names_one_draft(
-        self,
-        engine: Engine,
-        replica: DraftReplica,
-        publisher: Publisher,
-        export: Export,
-        drafted: Drafted,
+        self, engine: Engine, replica: DraftReplica, publisher: Publisher, export: Export, drafted: Drafted
     ) -> None:
         """U10: a different draft with a committed version is refused in one line, also after a revert."""
         for version in (1, 2):

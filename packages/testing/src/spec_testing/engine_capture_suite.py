@@ -102,11 +102,7 @@ class EngineCaptureSuite(ConformanceSuite):
             assert_states_close(together[request.request_id], expected_TNH)
 
     def test_e2_states_are_sent_as_the_schema_says(
-        self,
-        engine: Engine,
-        schema: FeatureSchema,
-        transport: Transport,
-        reference: ReferenceTarget,
+        self, engine: Engine, schema: FeatureSchema, transport: Transport, reference: ReferenceTarget
     ) -> None:
         """E2: states in 8 bits are those of the target, rounded."""
         in_8_bits = replace(schema, sent_dtype="fp8_e4m3")

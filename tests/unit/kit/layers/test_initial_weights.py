@@ -52,9 +52,7 @@ def realistic_tensors(target) -> TargetTensors:
     generator = torch.Generator().manual_seed(3)
     tables = [draw_table(generator) for _ in range(1 if target.tied else 2)]
     return TargetTensors(
-        embedding_VH=tables[0],
-        head_VH=tables[-1],
-        norm_H=1.8 + 0.4 * torch.randn(WIDTH, generator=generator),
+        embedding_VH=tables[0], head_VH=tables[-1], norm_H=1.8 + 0.4 * torch.randn(WIDTH, generator=generator)
     )
 
 

@@ -23,12 +23,8 @@ ROPES = {
         "partial_rotary_factor": 0.5,
     },
     "llama3": {
-        "rope_type": "llama3",
-        "rope_theta": 5e5,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     },
     "yarn": {
         "rope_type": "yarn",
@@ -37,15 +33,8 @@ ROPES = {
         "original_max_position_embeddings": 32768,
     },
     "yarn, all fields": {
-        "rope_type": "yarn",
-        "rope_theta": 1e4,
-        "factor": 40.0,
-        "original_max_position_embeddings": 4096,
-        "beta_fast": 16,
-        "beta_slow": 2,
-        "mscale": 1.0,
-        "mscale_all_dim": 0.7,
-        "truncate": False,
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 4096,
+        "beta_fast": 16, "beta_slow": 2, "mscale": 1.0, "mscale_all_dim": 0.7, "truncate": False,
     },
     "yarn, attention factor": {
         "rope_type": "yarn",
@@ -60,7 +49,7 @@ ROPES = {
         "factor": 0.5,
         "original_max_position_embeddings": 4096,
     },
-}
+}  # fmt: skip
 
 
 def make_rope(parameters):

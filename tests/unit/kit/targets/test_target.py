@@ -79,12 +79,8 @@ def test_a_size_that_is_no_number_is_refused(damaged):
 def test_kimi_k2_is_read_as_deepseek_v3(make_target, tmp_path):
     """Transformers reads its folders by code inside them alone; both engines take them for a DeepSeek V3."""
     options = {
-        "head_dim": 4,
-        "num_key_value_heads": 4,
-        "first_k_dense_replace": 8,
-        "q_lora_rank": 12,
-        **LATENT,
-    }
+        "head_dim": 4, "num_key_value_heads": 4, "first_k_dense_replace": 8, "q_lora_rank": 12, **LATENT,
+    }  # fmt: skip
     folder = shutil.copytree(make_target("deepseek_v3", **options), tmp_path / "kimi")
     expected = read_target(folder)
     set_config(folder, model_type="kimi_k2")
@@ -139,12 +135,7 @@ def test_scaled_rope_is_read_in_the_new_spelling(make_target):
         ),
         (
             {"rope_theta": 1e6, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-            {
-                "rope_theta": 1e6,
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 256,
-            },
+            {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
         ),
         (
             {"rope_theta": 1e4, "partial_rotary_factor": 0.5},

@@ -74,10 +74,7 @@ def test_report_has_times_and_sizes(fleet):
     assert {"manifest", "transfer", "commit", "total"} <= report.seconds.keys()
     outcome = report.replicas["0"]
     assert (outcome.state, outcome.transport, outcome.reason) == ("committed", "file", "")
-    own, ranks = (
-        {"prepare", "send", "load", "commit", "confirm"},
-        {"receive", "swap"},
-    )
+    own, ranks = ({"prepare", "send", "load", "commit", "confirm"}, {"receive", "swap"})
     assert outcome.seconds.keys() == own | ranks
 
 

@@ -8,12 +8,7 @@ import pytest
 
 from spec_core import Manifest, ServingStatus, UpdateId, UpdateRequest
 from spec_core.errors import EngineError
-from spec_kit.weight_sync import (
-    Publisher,
-    ReceiverReplica,
-    UpdateReceiver,
-    open_weight_transports,
-)
+from spec_kit.weight_sync import Publisher, ReceiverReplica, UpdateReceiver, open_weight_transports
 from spec_kit.weight_sync.delivery import Delivery
 from spec_kit.weight_sync.digest import tensor_entries
 from spec_kit.weight_sync.finite import FiniteCheck

@@ -47,12 +47,7 @@ def test_a_removed_working_directory_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("closed", "out", "err"),
-    [
-        (">&-", "", ""),
-        ("2>&-", "0.1", ""),
-        ("<&-", "0.1", ""),
-        (">&- 2>&- <&-", "", ""),
-    ],
+    [(">&-", "", ""), ("2>&-", "0.1", ""), ("<&-", "0.1", ""), (">&- 2>&- <&-", "", "")],
 )
 def test_closed_streams_cost_nothing_but_what_goes_there(tmp_path, closed, out, err):
     code, printed, errors = spec_trainer(["--version"], tmp_path, f"exec {closed};")

@@ -6,12 +6,7 @@ import pytest
 import transformers
 from PIL import Image
 from pyarrow import parquet
-from transformers import (
-    AutoImageProcessor,
-    AutoTokenizer,
-    Qwen2_5_VLProcessor,
-    Qwen3VLProcessor,
-)
+from transformers import AutoImageProcessor, AutoTokenizer, Qwen2_5_VLProcessor, Qwen3VLProcessor
 from transformers.processing_utils import ProcessorMixin
 
 from spec_core.errors import DataError

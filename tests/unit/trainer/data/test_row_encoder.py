@@ -41,10 +41,7 @@ ANSWERED = [
 @pytest.mark.parametrize(
     ("template", "rows"),
     [
-        (
-            CHATML,
-            [GOOD, BAD, {"text": "one"}, TOKENISED, "no JSON", GOOD] * 20,
-        ),
+        (CHATML, [GOOD, BAD, {"text": "one"}, TOKENISED, "no JSON", GOOD] * 20),
         (THINKING, [*ANSWERED, BAD] * 8),
     ],
     ids=["all shapes", "thinking"],

@@ -1,6 +1,5 @@
 import shutil
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ def dataset() -> Dataset:
     return Dataset(samples[:2], samples[2:], DataReport())
 
 
-def test_what_is_opened_is_what_was_saved_and_nothing_stays(tmp_path: Path) -> None:
+def test_what_is_opened_is_what_was_saved_and_nothing_stays(tmp_path) -> None:
     mine = dataset()
     with saved_dataset(mine, tmp_path) as folder:
         found = open_dataset(str(folder))
@@ -30,7 +29,7 @@ def test_what_is_opened_is_what_was_saved_and_nothing_stays(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
+def test_what_a_crash_left_is_removed(tmp_path) -> None:
     (tmp_path / ".dataset-x").mkdir()
     (tmp_path / ".dataset-x" / "input_ids.npy").write_text("half")
     with saved_dataset(dataset(), tmp_path) as folder:
@@ -38,7 +37,7 @@ def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_run_whose_directory_was_replaced_leaves_the_other_s_alone(tmp_path: Path) -> None:
+def test_a_run_whose_directory_was_replaced_leaves_the_other_s_alone(tmp_path) -> None:
     root = tmp_path / "run"
     root.mkdir()
     with ExitStack() as other:
@@ -49,7 +48,7 @@ def test_a_run_whose_directory_was_replaced_leaves_the_other_s_alone(tmp_path: P
         assert open_dataset(folder).digest == dataset().digest
 
 
-def test_without_room_the_run_fails_with_the_reason(tmp_path: Path) -> None:
+def test_without_room_the_run_fails_with_the_reason(tmp_path) -> None:
     with (
         pytest.raises(RunError, match=r"the tokenised data below .*gone was not written: No such file"),
         saved_dataset(dataset(), tmp_path / "gone"),
@@ -57,7 +56,7 @@ def test_without_room_the_run_fails_with_the_reason(tmp_path: Path) -> None:
         pass
 
 
-def test_a_full_disk_is_told_in_the_system_s_words(tmp_path: Path, full_disk) -> None:
+def test_a_full_disk_is_told_in_the_system_s_words(tmp_path, full_disk) -> None:
     with (
         full_disk(),
         pytest.raises(RunError, match=r"was not written: File too large \(\d+ MB are free in .*; raise"),

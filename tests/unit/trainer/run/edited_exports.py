@@ -3,12 +3,8 @@
 import json
 
 LATENT = {
-    "q_lora_rank": 12,
-    "kv_lora_rank": 10,
-    "qk_nope_head_dim": 6,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 7,
-}
+    "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7,
+}  # fmt: skip
 SMALL_SELECTOR = {"conv_group_size": 8, "selector_rank": 8, "selector_top_k": 4}
 OPTIONS = {
     "eagle3": {},
@@ -19,11 +15,7 @@ OPTIONS = {
     "dflash, sliding": {"block_size": 4, "num_layers": 2, "sliding_window": 8},
     "dflash, reduced": {"block_size": 4, "num_layers": 2, "vocab_size": 40},
     "dflash, mixed": {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16},
-    "dflash2": {
-        "block_size": 4,
-        "num_layers": 2,
-        **SMALL_SELECTOR,
-    },
+    "dflash2": {"block_size": 4, "num_layers": 2, **SMALL_SELECTOR},
     "dflash2, reduced": {"block_size": 4, "num_layers": 2, **SMALL_SELECTOR, "vocab_size": 40},
     "lilicorr": {"block_size": 4, "num_layers": 2, "lilicorr_hidden_size": 16},
     "dspark": {"block_size": 3, "num_layers": 2, "markov_rank": 8},

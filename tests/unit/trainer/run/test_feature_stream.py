@@ -107,10 +107,7 @@ def test_the_same_sample_may_be_under_way_for_two_items(make_schedule):
     setting.send(first, 0)
     assert [
         batch.spans[0].epoch for item in (first, second) for batch in setting.stream.micro_batches(item)
-    ] == [
-        0,
-        1,
-    ]
+    ] == [0, 1]
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 3], [0, 1], [0, 1, 2, 3]])

@@ -71,7 +71,7 @@ def test_decoding_engines_come_after_capturing_ones_and_share_their_settings() -
 
 @pytest.mark.parametrize("kind", ["colocated", "disaggregated"])
 @pytest.mark.parametrize(("replicas", "ranks"), [(1, 1), (1, 3), (2, 2), (3, 1)])
-def test_shares_of_a_device_never_exceed_it(kind: str, replicas: int, ranks: int) -> None:
+def test_shares_of_a_device_never_exceed_it(kind, replicas, ranks) -> None:
     for devices in (1, 2):
         found = members(config(kind, replicas, ranks), Capabilities(num_devices=devices))
         assert len(found) == replicas + ranks
@@ -95,9 +95,7 @@ def test_engines_of_a_device_begin_one_after_the_other_and_ranks_after_them() ->
 
 
 @pytest.mark.parametrize(("replicas", "ranks", "turns"), [(1, 2, {1}), (2, 1, {1}), (1, 1, {0}), (3, 4, {2})])
-def test_ranks_begin_together_also_where_some_have_a_device_to_themselves(
-    replicas: int, ranks: int, turns: set[int]
-) -> None:
+def test_ranks_begin_together_also_where_some_have_a_device_to_themselves(replicas, ranks, turns) -> None:
     """They are ready together: one that waited for the others to be would wait for ever."""
     found = members(config("disaggregated", replicas, ranks), Capabilities(num_devices=2, memory_limit=True))
     assert {m.init_order for m in found if m.role == "trainer"} == turns

@@ -27,7 +27,7 @@ def uncounted(budget: MemoryBudget, crowd: list[str]) -> float:
         {"engine_fraction": 0.4, "trainer_fraction": 0.5},
     ],
 )
-def test_limits_contexts_and_windows_fit_the_device(crowd: list[str], said: dict[str, float]) -> None:
+def test_limits_contexts_and_windows_fit_the_device(crowd, said) -> None:
     budget = MemoryBudget(DEVICE, GIB)
     limits = budget.fractions(colocated(**said), crowd)
     assert limits.items() >= {key.removesuffix("_fraction"): value for key, value in said.items()}.items()
@@ -75,9 +75,7 @@ def test_where_the_memory_is_not_known_only_the_fractions_count() -> None:
         ({}, 90 * GIB, ["90.0 GiB", "a device of 80.0 GiB does not hold", "; lower placement.window_bytes"]),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_there_is_and_what_to_lower(
-    said: dict[str, float], window: int, words: list[str]
-) -> None:
+def test_what_does_not_fit_is_refused_with_what_there_is_and_what_to_lower(said, window, words) -> None:
     with pytest.raises(ConfigError) as refusal:
         MemoryBudget(DEVICE, window).fractions(colocated(**said), PAIR)
     for word in words:

@@ -17,10 +17,7 @@ def draft(name, **options):
     [
         (
             {"acceptance_length": 2.838, "eval_acceptance_length": 3.0, "speedup": 1.731, "engine": "vllm"},
-            [
-                "acceptance length (tau): 2.84 tokens a pass, measured",
-                "speed-up: 1.73 times in engine vllm",
-            ],
+            ["acceptance length (tau): 2.84 tokens a pass, measured", "speed-up: 1.73 times in engine vllm"],
         ),
         (
             {"acceptance_length": None, "eval_acceptance_length": 2.5},

@@ -16,13 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Draft, DraftReplica, EngineContext, FeatureSender, TargetSpec
-    from spec_core.records import (
-        CaptureRequest,
-        FeatureSchema,
-        Generation,
-        GenerationRequest,
-        SamplingParams,
-    )
+    from spec_core.records import CaptureRequest, FeatureSchema, Generation, GenerationRequest, SamplingParams
     from spec_engine_serial.decoding import LoadedDraft
     from spec_kit.weight_sync import UpdateReceiver
 

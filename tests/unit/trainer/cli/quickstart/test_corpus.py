@@ -50,7 +50,7 @@ def library(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_documents_are_docstrings_whole_documented_definitions_and_topics(library: Path) -> None:
+def test_documents_are_docstrings_whole_documented_definitions_and_topics(library) -> None:
     module, definition, function, topic = (document.text for document in python_documents(library))
 
     assert module.startswith("A module whose docstring")
@@ -60,7 +60,7 @@ def test_documents_are_docstrings_whole_documented_definitions_and_topics(librar
     assert topic.startswith('The "assert" statement\n****')
 
 
-def test_repeats_and_unreadable_or_skipped_files_give_no_documents(library: Path) -> None:
+def test_repeats_and_unreadable_or_skipped_files_give_no_documents(library) -> None:
     sources = [document.source for document in python_documents(library)]
 
     assert sources == ["copy_of_shelf.py"] * 3 + ["pydoc_data/topics.py"]

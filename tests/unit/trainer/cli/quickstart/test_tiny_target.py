@@ -33,14 +33,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[in
     return folder, reports
 
 
-def test_the_target_learns(built: tuple[Path, list[tuple[int, int, float]]]) -> None:
+def test_the_target_learns(built) -> None:
     _, reports = built
 
     assert [report[:2] for report in reports] == [(step, 30) for step in range(1, 31)]
     assert reports[-1][2] < 0.5 * reports[0][2]
 
 
-def test_the_folder_is_an_ordinary_hugging_face_model(built: tuple[Path, object]) -> None:
+def test_the_folder_is_an_ordinary_hugging_face_model(built) -> None:
     folder, _ = built
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -56,7 +56,7 @@ def test_the_folder_is_an_ordinary_hugging_face_model(built: tuple[Path, object]
     assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
 
 
-def test_the_chat_template_marks_what_the_assistant_says_and_its_end(built: tuple[Path, object]) -> None:
+def test_the_chat_template_marks_what_the_assistant_says_and_its_end(built) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(built[0])
     chat = [
         {"role": "system", "content": "be brief"},
@@ -73,9 +73,7 @@ def test_the_chat_template_marks_what_the_assistant_says_and_its_end(built: tupl
     assert whole == prompt + "a + b<|im_end|>\n"
 
 
-def test_a_seed_gives_the_same_weights_and_leaves_the_global_generator_alone(
-    built: tuple[Path, object], tmp_path: Path
-) -> None:
+def test_a_seed_gives_the_same_weights_and_leaves_the_global_generator_alone(built, tmp_path) -> None:
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
@@ -86,7 +84,7 @@ def test_a_seed_gives_the_same_weights_and_leaves_the_global_generator_alone(
     assert again == (built[0] / "model.safetensors").read_bytes()
 
 
-def test_a_failed_build_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
@@ -96,14 +94,14 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_with_something_in_it_is_not_touched(tmp_path: Path) -> None:
+def test_a_folder_with_something_in_it_is_not_touched(tmp_path) -> None:
     (tmp_path / "thesis.txt").write_text("final")
 
     with pytest.raises(FileExistsError, match="is not empty"):
         build_tiny_target(tmp_path, DOCUMENTS, TINY)
 
 
-def test_too_little_text_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_too_little_text_is_an_error_that_says_so(tmp_path) -> None:
     with pytest.raises(ValueError, match="a batch needs 4"):
         build_tiny_target(tmp_path / "target", DOCUMENTS[:1], TINY)
 

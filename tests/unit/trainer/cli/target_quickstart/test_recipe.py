@@ -31,12 +31,7 @@ def test_between_them_the_learning_rate_falls_by_a_power_of_the_width():
 
 @pytest.mark.parametrize(
     ("vocab_size", "is_cpu", "size"),
-    [
-        (16384, True, None),
-        (49152, True, 8192),
-        (49152, False, None),
-        (100_000, False, 32000),
-    ],
+    [(16384, True, None), (49152, True, 8192), (49152, False, None), (100_000, False, 32000)],
 )
 def test_a_large_vocabulary_is_cut(vocab_size, is_cpu, size):
     assert recipe.vocabulary(vocab_size, is_cpu) == size

@@ -9,11 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from spec_core.errors import ConfigError, DataError
-from spec_trainer.measure.evaluation.benchmarks import (
-    BENCHMARKS,
-    parse_benchmarks,
-    read_benchmarks,
-)
+from spec_trainer.measure.evaluation.benchmarks import BENCHMARKS, parse_benchmarks, read_benchmarks
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 

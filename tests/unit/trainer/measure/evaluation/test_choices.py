@@ -5,9 +5,7 @@ import json
 import pytest
 
 from spec_core.errors import DataError
-from spec_trainer.measure.evaluation.benchmarks import (
-    read_benchmarks,
-)
+from spec_trainer.measure.evaluation.benchmarks import read_benchmarks
 
 
 def test_a_question_has_some_choices(tmp_path):

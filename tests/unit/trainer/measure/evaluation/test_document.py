@@ -85,9 +85,7 @@ def summary(names, plain: Pass, with_draft: Pass) -> dict:
         sampling=SamplingParams(max_new_tokens=4, num_draft_tokens=2),
     )
     return summarise(
-        work,
-        Passes(greedy=plain, sampled=None, loads={}),
-        Passes(greedy=with_draft, sampled=None, loads={}),
+        work, Passes(greedy=plain, sampled=None, loads={}), Passes(greedy=with_draft, sampled=None, loads={})
     )
 
 

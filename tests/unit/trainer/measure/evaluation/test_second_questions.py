@@ -8,9 +8,7 @@ from spec_core.errors import DataError
 from spec_core.records import Generation, SamplingParams
 from spec_trainer.data.tokens import Opening
 from spec_trainer.measure.evaluation import benchmarks
-from spec_trainer.measure.evaluation.benchmarks import (
-    Questions,
-)
+from spec_trainer.measure.evaluation.benchmarks import Questions
 from spec_trainer.measure.evaluation.measure import ask_all
 from spec_trainer.measure.evaluation.workload import Workload
 

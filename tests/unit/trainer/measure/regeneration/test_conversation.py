@@ -15,8 +15,7 @@ from spec_trainer.measure.regeneration.conversation import open_conversation
 from .....chat_templates import CHATML, byte_tokenizer, stretches
 
 THOUGHTLESS = CHATML.replace(
-    "m.content +",
-    "(m.content if loop.last or m.role != 'assistant' else m.content.split('</think>')[-1]) +",
+    "m.content +", "(m.content if loop.last or m.role != 'assistant' else m.content.split('</think>')[-1]) +"
 )
 """Reasoning is dropped from all but the last turn."""
 VOCAB = 300
