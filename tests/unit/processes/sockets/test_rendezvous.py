@@ -11,15 +11,7 @@ from spec_processes.sockets.rendezvous import TcpRendezvous
 from spec_testing.processes import Fault, Rank, run_ranks, watch_ranks
 from spec_testing.resources import check_released, settled_resources
 
-TOKEN, LONG_S, SHORT_S = "a secret of the run", 15.0, 0.5
-
-
-def meet(me: Rank, address: str = "127.0.0.1:0", timeout_s: float = LONG_S) -> TcpRendezvous:
-    where = address if me.rank == 0 else me.receive()
-    rendezvous = TcpRendezvous(where, me.rank, me.world_size, TOKEN, timeout_s)
-    if me.rank == 0:
-        me.publish(rendezvous.address)
-    return rendezvous.join(LONG_S)
+from .meeting import LONG_S, SHORT_S, TOKEN, meet
 
 
 def exchange(me: Rank, address: str) -> list[object]:

@@ -13,15 +13,7 @@ from spec_core.errors import DeadlineExceeded, PeerLost
 from spec_processes.sockets.rendezvous import TcpRendezvous, store_file
 from spec_testing.processes import Rank, run_ranks
 
-TOKEN, LONG_S, SHORT_S = "a secret of the run", 15.0, 0.5
-
-
-def meet(me: Rank, address: str = "127.0.0.1:0", timeout_s: float = LONG_S) -> TcpRendezvous:
-    where = address if me.rank == 0 else me.receive()
-    rendezvous = TcpRendezvous(where, me.rank, me.world_size, TOKEN, timeout_s)
-    if me.rank == 0:
-        me.publish(rendezvous.address)
-    return rendezvous.join(LONG_S)
+from .meeting import LONG_S, SHORT_S, TOKEN, meet
 
 
 def use_stores(me: Rank, far: bool) -> tuple[bytes, bool, int]:

@@ -16,7 +16,7 @@ from spec_processes.sockets.framed_socket import LENGTH
 from spec_processes.sockets.rendezvous import TcpRendezvous
 from spec_processes.sockets.rendezvous_server import JOIN, Frame
 
-TOKEN, LONG_S, SHORT_S = "a secret of the run", 15.0, 0.5
+from .meeting import LONG_S, TOKEN
 
 
 def test_rank_0_publishes_the_port_and_listens_on_its_interface_only():

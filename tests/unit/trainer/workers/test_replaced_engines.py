@@ -10,6 +10,10 @@ from spec_core.errors import HostLost, NoDevices, PeerLost, RunError
 from spec_trainer.workers.protocol import Captured, Failed, Finished, Ready
 
 
+def an_engine_dies(launcher):
+    yield killed(launcher.workers["engine-0"])
+
+
 def test_an_engine_that_reports_an_error_is_replaced_and_its_end_is_no_failure(resolved, tmp_path):
     def script(launcher):
         old = launcher.workers["engine-0"]
@@ -51,10 +55,7 @@ def test_an_engine_that_dies_again_and_again_ends_the_run_with_the_last_cause(
 
 
 def test_an_engine_that_cannot_be_started_again_or_is_late_is_one_more_try(resolved, tmp_path):
-    def script(launcher):
-        yield killed(launcher.workers["engine-0"])
-
-    launcher = Launcher(script, refusals=1)
+    launcher = Launcher(an_engine_dies, refusals=1)
     words = r"^engine-0 not ready within timeouts.start_s=0.5 s; engine.replacements=2 allows no other replacement"
     with pytest.raises(RunError, match=words):
         run(resolved, tmp_path, launcher, "engine.replacements=2", "timeouts.start_s=0.5")
@@ -124,10 +125,7 @@ def test_without_devices_for_a_lost_engine_the_run_goes_on_until_there_are_some(
 def test_where_no_engine_is_left_and_no_device_the_run_ends(resolved, tmp_path, monkeypatch):
     monkeypatch.setattr("spec_trainer.workers.workers._ROOM_CHECK_S", 0.01)
 
-    def script(launcher):
-        yield killed(launcher.workers["engine-0"])
-
-    launcher = Launcher(script, refusals=10**9, refusal=NoDevices)
+    launcher = Launcher(an_engine_dies, refusals=10**9, refusal=NoDevices)
     words = (
         r"^engine-0 cannot be started: no memory within timeouts.start_s=0.5 s, and no other engine is left$"
     )
@@ -147,10 +145,7 @@ def test_nothing_is_replaced_where_the_host_of_all_workers_is_lost(resolved, tmp
 
 
 def test_a_replacement_is_not_tried_again_once_the_host_of_all_workers_is_lost(resolved, tmp_path):
-    def script(launcher):
-        yield killed(launcher.workers["engine-0"])
-
-    launcher = Launcher(script, refusals=10**9, refusal=HostLost)
+    launcher = Launcher(an_engine_dies, refusals=10**9, refusal=HostLost)
     with pytest.raises(HostLost, match=r"^engine-0 cannot be started: no memory$"):
         run(resolved, tmp_path, launcher, "engine.replacements=3")
     assert launcher.replaced == ["engine-0"]
