@@ -37,18 +37,10 @@ def copy(root: Path, name: str, scratch: Path) -> Path:
 
 
 def _target(folder: Path) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     from ..chat_templates import CHATML, byte_tokenizer
+    from ..random_targets import save_random_target
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=256, tie_word_embeddings=False,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="60KB")
+    save_random_target(folder, "llama", 60_000, vocab_size=VOCAB)
     byte_tokenizer(("<|im_start|>", "<|im_end|>"), CHATML, None).save_pretrained(folder)
 
 

@@ -19,23 +19,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from ..random_targets import save_random_target
 from .disturbed_run import INLINE, KINDS, NUM_NODES, ON_NODES, PEER_S, Chaos
 from .launching import Lab, write_rows, write_stranger
 from .ray_nodes import ray_nodes
-
-
-def make_target(folder: Path) -> Path:
-    """Return a tiny Llama with large weights."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=8, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.6,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 def main() -> None:
@@ -75,7 +62,8 @@ def prepare(stack: ExitStack, folder: Path, given: argparse.Namespace) -> tuple[
     """Return what is to be disturbed, and the directory of the same run to which nothing has happened."""
     write_rows(folder / "held_out.jsonl")
     keys = {
-        "target": make_target(folder / "target"), "data.path": write_rows(folder / "rows.jsonl"),
+        "target": save_random_target(folder / "target", "llama", initializer_range=0.6),
+        "data.path": write_rows(folder / "rows.jsonl"),
         "data.eval_path": folder / "held_out.jsonl", "train.eval_every": 7,
         "train.steps": given.steps, "train.schedule": "constant", "train.lr": 3e-3, "train.warmup_steps": 5,
         "train.global_batch_tokens": 96, "train.save_every": 5, "train.keep": 4, "draft.num_steps": 3,

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from spec_trainer.cli.commands import push as push_command
 
+from ..random_targets import save_random_target
 from . import launching
-from .chaos import make_target
 from .push_statements import Moment
 from .push_trial import Row, command, trial
 
@@ -92,7 +92,7 @@ def main() -> int:
 
 def made_here(folder: Path) -> tuple[Path, list[Path]]:
     """Return a target and two drafts of one shape with other weights, made by runs of one step."""
-    target = make_target(folder / "target")
+    target = save_random_target(folder / "target", "llama", initializer_range=0.6)
     rows = launching.write_rows(folder / "rows.jsonl")
     drafts = []
     for seed in range(2):

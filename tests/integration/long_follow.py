@@ -30,8 +30,8 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.live_traffic import LIVE_REQUESTS_VARIABLE
 
 from ..free_port import free_port
+from ..random_targets import save_random_target
 from . import draft_server, launching, live_server
-from .chaos import make_target
 
 LIMIT_S = 180
 """Longest time of one cycle, on a machine that is busy with other things."""
@@ -62,7 +62,8 @@ def main() -> int:
 def followed(folder: Path, cycles: int, stack: ExitStack) -> list[dict[str, float]]:
     """Return the figures after each cycle."""
     port, metrics = free_port(), f"127.0.0.1:{free_port()}"
-    target, output, log = make_target(folder), folder / "run", folder / "log"
+    target = save_random_target(folder, "llama", initializer_range=0.6)
+    output, log = folder / "run", folder / "log"
     words = ["follow", f"target={target}", f"output={output}", f"follow.metrics={metrics}", *WORDS]
     words += ["--server", f"http://127.0.0.1:{port}"]
     with log.open("wb") as errors:
