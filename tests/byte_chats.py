@@ -1,15 +1,11 @@
 """A target that speaks bytes and has a chat template, and conversations for it to answer."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from .chat_templates import byte_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

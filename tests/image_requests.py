@@ -1,22 +1,18 @@
 """Requests with images, and the states that a target computes for them."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from spec_core.records import CaptureRequest, ImageSource
+from spec_testing import SampleWithImages
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spec_testing import SampleWithImages
 from .seeing_targets import IMAGE, IMAGE_ID, MERGE
 
 

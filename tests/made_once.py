@@ -1,17 +1,12 @@
 """Folders that pytest's workers share: the first that asks for one makes it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pytest
 from filelock import FileLock
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:

@@ -1,7 +1,5 @@
 """Tiny random targets that see: model, tokenizer with a chat template, image processor, and their own states."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

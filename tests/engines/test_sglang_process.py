@@ -1,7 +1,5 @@
 """The processes of a real SGLang: refusals, restarts, fresh weights, and what is left when one of them dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,10 +1,9 @@
 """``regenerate`` with vLLM: the reference engine's answers, whatever the number at once, and after a kill."""
 
-from __future__ import annotations
-
 import json
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +13,6 @@ from ..byte_chats import byte_chat_target, chat_rows
 from ..integration.launching import started, until
 from .conftest import VLLM_ARGS
 from .vllm_here import needs_vllm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = [*needs_vllm, pytest.mark.timeout(900)]
 

@@ -1,12 +1,7 @@
 """Keys together that may not go together: ``plan`` takes or refuses them, whatever else there is."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
+import random
+from pathlib import Path
 
 _WORDS = [
     "train.ranks=2", "train.ranks=3", "train.ranks=4", "placement.kind=inline", "placement.kind=colocated",

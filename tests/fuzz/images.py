@@ -1,18 +1,14 @@
 """Multimodal targets: image processors with odd sizes, damaged images, and ids without the tokens of their images."""
 
-from __future__ import annotations
-
 import base64
 import json
-from typing import TYPE_CHECKING, Any
+import random
+from pathlib import Path
+from typing import Any
 
 from ..image_requests import picture, question
 from ..seeing_targets import GEMMA, IMAGE_ID, save_seeing_target
 from . import damage, material
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 KINDS = ("qwen2_5_vl", GEMMA)
 _SIZES = [-1, 0, 1, 3, 2.5, 10**9, 10**30, 1e308, "4", None, [], [4, 4], True, {}]

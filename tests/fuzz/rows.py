@@ -1,16 +1,12 @@
 """Files of rows as they come from elsewhere: cut, in other encodings, packed too tightly, with odd fields."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
+import random
+from pathlib import Path
+from typing import Any
 
 from .damage import ODD_VALUES
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 _SUFFIXES = [".jsonl", ".json", ".jsonl.gz", ".parquet"]
 _ENCODINGS = [

@@ -1,16 +1,11 @@
 """Chat templates with every filter and test of Jinja, with loops, and with what no sandbox offers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import random
+from pathlib import Path
 
 import jinja2
 
 from . import material
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 _PARTS = [
     "{{ ('a.b ' * 10**6)|urlize }}", "{{ ('<' * 10**6)|striptags }}", "{{ ('a b ' * 10**8)|title }}",

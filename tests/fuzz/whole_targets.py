@@ -1,17 +1,12 @@
 """Targets with a head of their own: ``export --whole-target`` of what links, pipes and devices may stand in, and runs
 that start from the head, or from none."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING
+import random
+from pathlib import Path
 
 from . import damage, material, special_files
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 _SIZES = {
     "vocab_size": material.VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,

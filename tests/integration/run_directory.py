@@ -1,7 +1,5 @@
 """Readers of what a run has left in its directory."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

@@ -4,22 +4,17 @@ Cosmic Ray's own operators change numbers and comparisons. What a contract of pr
 is more often a whole statement (a wait, a release) or a check.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator
+from typing import ClassVar
 
 import parso
 from cosmic_ray import plugins
 from cosmic_ray.operators.operator import Example, Operator
+from parso.python.tree import PythonBaseNode
+from parso.tree import NodeOrLeaf
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from parso.python.tree import PythonBaseNode
-    from parso.tree import NodeOrLeaf
-
-    Target = tuple[NodeOrLeaf, str, str]
+Target = tuple[NodeOrLeaf, str, str]
 
 NOTHING = '__import__("contextlib").nullcontext()'
 """Stands for a lock that is not taken."""

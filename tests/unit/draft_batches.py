@@ -1,10 +1,8 @@
 """Tiny documents and batches of all drafts' tests, in ours and in the dense references' terms."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import LlamaConfig
@@ -12,12 +10,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from spec_core import Draft, TargetSpec
 from spec_core.records import DraftBatch, Span, Supervision
+from spec_kit.layers import TargetOps
 
 from .dense_parts import Document
 from .draft_parts import CPU, make_ops, make_tensors
-
-if TYPE_CHECKING:
-    from spec_kit.layers import TargetOps
 
 SEED = 11
 LENGTHS = [9, 1, 14, 2, 3, 23]

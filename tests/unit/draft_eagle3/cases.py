@@ -1,11 +1,9 @@
 """Tiny drafts for the Eagle3 tests, in ours and in the dense reference's terms."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
-from typing import TYPE_CHECKING
 
+import torch
 from transformers import DeepseekV3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -17,10 +15,6 @@ from spec_draft_eagle3.draft import Eagle3Draft
 from ..draft_batches import target_setting
 from ..draft_parts import CPU, build_large
 from .dense_reference import Latent, Result, Setting, dense_eagle3
-
-if TYPE_CHECKING:
-    import torch
-
 
 Draft = Eagle3Draft
 PUBLISHED = {"norm_before_residual": True, "norm_before_fc": True, "qk_norm": True}

@@ -3,20 +3,14 @@
 Weights have the names of the targets' files, and ``fields`` is the target's config.json. Imports nothing of the
 project; slow on purpose."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from .dense_reference import rms
+from .dense_reference import Document, Setting, rms
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from .dense_reference import Document, Setting
-
-    Weights = dict[str, Tensor]
+Weights = dict[str, Tensor]
 
 
 class Head:

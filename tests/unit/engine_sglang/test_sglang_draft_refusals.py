@@ -1,7 +1,5 @@
 """Drafts whose weights SGLang's scheduler cannot exchange."""
 
-from __future__ import annotations
-
 import pytest
 from tests.unit.engine_sglang.played_scheduler import BlockDraft, Scheduler, slot_of
 

@@ -1,7 +1,5 @@
 """Live draft and spare in SGLang's scheduler, with torch modules that load and share as SGLang's do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.unit.engine_sglang.played_scheduler import Draft, Scheduler, Stacking, export, slot_of

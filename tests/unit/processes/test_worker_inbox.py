@@ -1,22 +1,17 @@
 """The inbox of a launcher: one thread reads every worker, silence is the end, and a wait can be cut short."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
 from spec_core import WorkerEnded, WorkerMessage
 from spec_processes import ChannelWorker, ControlChannel, WorkerInbox, worker_inbox
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Add = Callable[[str], tuple[ChannelWorker, ControlChannel]]
+Add = Callable[[str], tuple[ChannelWorker, ControlChannel]]
 
 
 @dataclass(eq=False)

@@ -1,13 +1,9 @@
 """A run of which a report has everything."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from spec_trainer.run.directory import RunDirectory
+from spec_trainer.run.directory import RunDirectory
 
 
 def write_rows(file: Path, *rows: dict) -> None:

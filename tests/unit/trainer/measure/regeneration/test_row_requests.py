@@ -1,7 +1,5 @@
 """Requests of many rows at once: later turns first, rows read as they are needed, seeds of row and turn."""
 
-from __future__ import annotations
-
 import itertools
 
 from spec_core.records import Generation
