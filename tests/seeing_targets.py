@@ -158,26 +158,16 @@ def _save_gemma(folder: Path, hidden_size: int, head_dim: int, patch: int, *, tw
     import transformers
 
     text = {
-        "vocab_size": VOCABULARY,
-        "vocab_size_per_layer_input": VOCABULARY,
-        "hidden_size_per_layer_input": 0 if two_way else 8,
-        "hidden_size": hidden_size,
-        "intermediate_size": 48,
-        "num_hidden_layers": 8,
-        "layer_types": ["sliding_attention", "full_attention"] * 4,
-        "sliding_window": 96,
+        "vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 0 if two_way else 8, "hidden_size": hidden_size,
+        "intermediate_size": 48, "num_hidden_layers": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 4, "sliding_window": 96,
         "num_attention_heads": hidden_size // head_dim,
-        "num_key_value_heads": hidden_size // head_dim // 2,
-        "num_kv_shared_layers": 0 if two_way else 2,
-        "head_dim": head_dim,
-        "global_head_dim": 2 * head_dim,
-        "final_logit_softcapping": 3.0,
-        "use_bidirectional_attention": "vision" if two_way else None,
-        "max_position_embeddings": 512,
-        "pad_token_id": 0,
-        "bos_token_id": None,
-        "eos_token_id": 258,
-    }
+        "num_key_value_heads": hidden_size // head_dim // 2, "num_kv_shared_layers": 0 if two_way else 2,
+        "head_dim": head_dim, "global_head_dim": 2 * head_dim, "final_logit_softcapping": 3.0,
+        "use_bidirectional_attention": "vision" if two_way else None, "max_position_embeddings": 512,
+        "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 258,
+    }  # fmt: skip
     vision = {
         "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2,
         "num_key_value_heads": 2, "head_dim": 8, "patch_size": patch, "pooling_kernel_size": 2,

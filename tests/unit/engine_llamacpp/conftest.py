@@ -13,7 +13,7 @@ PLAIN = {"fc_norm": False, "norm_output": False}
 BLOCK = {"block_size": 4, "num_layers": 2, "num_features": 3}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def own_gguf(tiny_llama, tmp_path_factory) -> Path:
     return write_target_gguf(tiny_llama, tmp_path_factory.mktemp("gguf") / "target.gguf")
 
