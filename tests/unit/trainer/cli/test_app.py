@@ -46,6 +46,7 @@ class Panic(BaseException):
         (ValueError("x"), "unforeseen ValueError: x"),
         (Panic("at 0"), "unforeseen Panic: at 0"),
         (RecursionError(), "unforeseen RecursionError: it is nested too deeply"),
+        (SystemExit(0), "unforeseen SystemExit: 0"),
     ],
 )
 def test_a_bug_is_one_line_and_its_traceback_is_kept(monkeypatch, capsys, tmp_path, bug, line):

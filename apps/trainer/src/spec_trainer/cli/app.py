@@ -36,7 +36,7 @@ from spec_trainer.cli.documents import (
 from spec_trainer.cli.draft_commands import convert, export_command
 from spec_trainer.cli.examples import EXAMPLES, examples_text
 from spec_trainer.cli.exit_codes import exit_code_of
-from spec_trainer.cli.last_resort import unforeseen_errors
+from spec_trainer.cli.last_resort import Leave, unforeseen_errors
 from spec_trainer.cli.leak_reports import drop_leak_reports
 from spec_trainer.cli.log_flags import Json, LogFlags
 from spec_trainer.cli.quickstart_command import quickstart
@@ -168,7 +168,7 @@ def check_command(
         report = {**machine, **report}
     print_document(report, as_json)
     if not report["ok"]:
-        raise SystemExit(1)
+        raise Leave(1)
 
 
 @app.command(name="--print-completion")

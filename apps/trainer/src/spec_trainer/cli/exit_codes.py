@@ -15,7 +15,7 @@ from spec_core.errors import SpecError
 from spec_core.plugin_faults import raised_in
 from spec_core.wording import one_line
 from spec_trainer.base.stop_request import Interrupted
-from spec_trainer.cli.last_resort import unforeseen_errors
+from spec_trainer.cli.last_resort import Leave, unforeseen_errors
 
 _ERRORS_OF_NAMES = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR}
 """errno values of a path from the user that is invalid or not accessible; they count as bad usage."""
@@ -39,7 +39,7 @@ def exit_code_of(command: Callable[[], None]) -> int:
         return failed(str(stopped), 130)
     except KeyboardInterrupt:
         return failed("interrupted", 130)
-    except SystemExit as leave:
+    except Leave as leave:
         return leave.code if isinstance(leave.code, int) else 1
     return 0
 

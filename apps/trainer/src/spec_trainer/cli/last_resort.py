@@ -15,7 +15,12 @@ from spec_core.plugin_faults import raised_in
 from spec_trainer.base.disk import cache_folder
 from spec_trainer.base.stop_request import Interrupted
 
-_FORESEEN = (SpecError, OSError, Interrupted, KeyboardInterrupt, SystemExit)
+
+class Leave(SystemExit):
+    """A command ends with this exit code. Any other SystemExit comes from a plugin or library, and is unforeseen."""
+
+
+_FORESEEN = (SpecError, OSError, Interrupted, KeyboardInterrupt, Leave)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from spec_trainer.base.words import check_overrides
 from spec_trainer.cli.documents import print_document, print_lines
 from spec_trainer.cli.examples import EXAMPLES
 from spec_trainer.cli.exit_codes import failed
-from spec_trainer.cli.last_resort import unforeseen_errors
+from spec_trainer.cli.last_resort import Leave, unforeseen_errors
 from spec_trainer.cli.log_flags import Json, LogFlags
 from spec_trainer.cli.run_flags import RunFlags
 from spec_trainer.push.request import PushRequest
@@ -40,7 +40,7 @@ def push(
     document = push_draft(request, overrides)
     print_lines(document, push_lines(document), as_json)
     if not document["committed"]:
-        raise SystemExit(1)
+        raise Leave(1)
 
 
 def serving(
@@ -70,7 +70,7 @@ def serving(
     shown = document if history is None else {"servers": document, "history": verdicts}
     print_lines(shown, [*serving_lines(document), *verdict_lines(verdicts)], as_json)
     if problem := serving_problem(document):
-        raise SystemExit(failed(problem, 1))
+        raise Leave(failed(problem, 1))
 
 
 def follow(

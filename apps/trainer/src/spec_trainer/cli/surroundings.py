@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
+from spec_trainer.cli.last_resort import Leave
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -43,7 +44,7 @@ def prepare_help(app: App) -> None:
             """End the process as usual, but with code 0."""
             with suppress(SystemExit):
                 super().on_broken_pipe()
-            raise SystemExit(0)
+            raise Leave(0)
 
     columns = os.environ.get("COLUMNS", "")
     unusable = columns.isdecimal() and (len(columns) > 4 or int(columns) not in _USABLE_COLUMNS)
