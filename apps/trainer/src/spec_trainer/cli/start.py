@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from spec_trainer.cli.interrupts import interrupt_once_torch_is_loaded
+
 
 def main() -> None:
     """Import and run the command line; exit with its code."""
+    interrupt_once_torch_is_loaded()
     try:
         from spec_trainer.cli.app import main as run_command_line
     except KeyboardInterrupt:
