@@ -284,7 +284,8 @@ def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerF
             tokenizer.save_pretrained(partial)
             partial.rename(folder)
         except OSError:
-            if not (
+            has_target = (
                 folder / "config.json"
-            ).is_file():  # else another process came first, with the same target
+            ).is_file()  # another process came first, with the same target
+            if not has_target:
                 raise
