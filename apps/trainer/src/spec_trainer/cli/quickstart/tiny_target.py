@@ -284,8 +284,6 @@ def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerF
             tokenizer.save_pretrained(partial)
             partial.rename(folder)
         except OSError:
-            has_target = (
-                folder / "config.json"
-            ).is_file()  # another process came first, with the same target
-            if not has_target:
+            # Another process may have come first, with the same target.
+            if not (folder / "config.json").is_file():
                 raise
