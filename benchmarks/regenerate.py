@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -34,6 +35,8 @@ LIMITS = {"hf": 0.9, "vllm": 0.95, "sglang": 0.95}
 _OWN = "own-rate"
 _FIRST_ROWS = 64
 """Rows that are answered before anything counts: an engine's first use on a machine compiles kernels."""
+_LAST_LINES = 20
+"""Number of lines of standard error that are shown of a command that failed."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -150,7 +153,11 @@ def _together(
 
 
 def _printed(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        said = "\n".join(done.stderr.splitlines()[-_LAST_LINES:])
+        sys.exit(f"{said}\n{shlex.join(map(str, command))} ended with exit code {done.returncode}")
+    return done.stdout
 
 
 def _own_rate(options: argparse.Namespace) -> dict[str, Any]:

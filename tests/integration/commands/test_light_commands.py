@@ -4,7 +4,11 @@ import json
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
+import pytest
+
+from ..launching import program
 from .conftest import STEPS
 
 
@@ -29,6 +33,17 @@ def test_light_commands_do_not_import_torch():
     answers = child.stdout.split("=====\n")[:-1]
     assert len(answers) == len(light)
     assert all(answer.strip() for answer in answers)
+
+
+@pytest.mark.parametrize("words", [["plugins"], ["--help"], ["--version"], ["--print-completion", "bash"]])
+def test_a_standard_output_that_is_full_is_named(words):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*program(), *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (
+        1, "spec-trainer: error: standard output could not be written: No space left on device\n",
+    )  # fmt: skip
 
 
 def test_plugins_are_listed_with_what_the_design_asks_for(command_line):

@@ -8,11 +8,38 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from io import TextIOWrapper
 from typing import Any, TextIO
 
+from spec_core.errors import RunError
+from spec_core.foreign import cause
 from spec_core.wording import printable
 
 _streams: list[TextIO] = []
+
+
+class _StandardOutput(TextIOWrapper):
+    """A stream whose failed writes, such as to a full disk, raise a RunError that names standard output."""
+
+    def write(self, text: str, /) -> int:
+        """Write text, or raise RunError."""
+        with _named_failures():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Write what is buffered, or raise RunError."""
+        with _named_failures():
+            super().flush()
+
+
+@contextmanager
+def _named_failures() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # the reader wants no more: help then ends well
+        raise
+    except OSError as error:
+        raise RunError(f"standard output could not be written: {cause(error)}") from error
 
 
 def keep_stdout_for_documents() -> None:
@@ -26,7 +53,8 @@ def keep_stdout_for_documents() -> None:
     # What the terminal's encoding lacks, such as é in ASCII, is written as an escape, as on standard error.
     encoding = sys.stdout.encoding
     errors = "backslashreplace"
-    _streams.append(open(saved, "w", encoding=encoding, errors=errors))  # noqa: SIM115 (open until the process ends)
+    file = open(saved, "wb")  # noqa: SIM115 (open until the process ends)
+    _streams.append(_StandardOutput(file, encoding=encoding, errors=errors))
     sys.stdout = sys.stderr
 
 
