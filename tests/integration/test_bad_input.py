@@ -181,6 +181,13 @@ def test_output_that_cannot_be_written_to(refused, place, monkeypatch, command):
 
 
 @pytest.mark.parametrize("command", ["train", "plan", "capture"])
+def test_output_is_checked_before_the_data_is_read(refused, file, command):
+    damaged = file("rows.jsonl", "no JSON\n")
+    line = refused(command=command, data=damaged, output=damaged / "out")
+    assert line.endswith(f"{damaged} is not a folder that can be written to")
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "capture"])
 def test_output_whose_name_no_folder_can_have(refused, place, command):
     (place / "circle").symlink_to("circle")
     for name, why in (("x" * 300, "File name too long"), ("circle", "Too many levels of symbolic links")):

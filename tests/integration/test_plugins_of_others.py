@@ -190,6 +190,59 @@ def test_an_error_in_a_strangers_code_ends_a_run_with_the_strangers_name(
     assert "KeyError: 'momentum', raised in optimizer 'failing' of spec-optimizer-failing 0.1.0" in line
 
 
+ODD = """
+from pydantic import model_validator
+from spec_draft_eagle3.draft import Eagle3Draft
+
+class Config(Eagle3Draft.Config):
+    pass
+
+class Odd(Eagle3Draft):
+    name = "odd"
+    Config = Config
+"""
+REFUSING = ODD.replace(
+    "    pass", "    @model_validator(mode='after')\n    def look(self):\n        raise OSError('no licence')"
+)
+
+
+@pytest.fixture
+def odd_draft(tmp_path, monkeypatch):
+    """``odd_draft(source)``: an installed draft ``odd``, whose module has this source."""
+
+    def install(source: str) -> None:
+        site = write_distribution(tmp_path / "site", "odd", "[spec_core.drafts]\nodd = odd_draft:Odd\n")
+        (site / "odd_draft.py").write_text(source)
+        monkeypatch.delitem(sys.modules, "odd_draft", raising=False)
+        monkeypatch.syspath_prepend(site)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("required_features", "FeatureSchema"),
+        ("target_tensors", "Sequence"),
+        ("shard_hints", "ShardHints"),
+        ("cost", "DraftCost"),
+        ("denominators", "Tensor"),
+    ],
+)
+def test_a_method_that_lacks_its_return_is_named(
+    command_line, run_words, odd_draft, tmp_path, method, expected
+):
+    odd_draft(f"{ODD}\n    def {method}(self, *given): pass\n")
+    done = command_line("train", *run_words, "--output", tmp_path / "run", "draft.name=odd")
+    assert done.error == f"draft 'odd' of odd 1.0: its {method} returned None, expected {expected}"
+
+
+def test_an_error_of_the_system_in_a_strangers_config_is_named(command_line, run_words, odd_draft, tmp_path):
+    odd_draft(REFUSING)
+    done = command_line("train", *run_words, "--output", tmp_path / "run", "draft.name=odd")
+    assert done.error == "OSError: no licence, raised in draft 'odd' of odd 1.0"
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_without_a_tracker_that_fails(call_in_turn, run_words, tmp_path):
     failures = {

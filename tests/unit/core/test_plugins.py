@@ -252,6 +252,11 @@ def test_probe_that_raises_is_the_plugins_fault(install, source, cause):
     assert refusal(PluginInvalid).endswith(f"its probe raised {cause}")
 
 
+def test_probe_that_returns_nothing_is_the_plugins_fault(install):
+    install("spec-planted", GOOD + "        probe = classmethod(lambda cls: None)\n")
+    assert refusal(PluginInvalid).endswith("its probe returned None, expected Availability")
+
+
 def test_probe_that_says_no_is_quoted(install):
     source = (
         GOOD

@@ -1,13 +1,18 @@
-"""Find the plugin in whose code an unforeseen error was raised."""
+"""Name the plugin in whose code an unforeseen error was raised, or whose method returns a wrong type."""
 
 from __future__ import annotations
 
 import traceback
 from collections import defaultdict
+from typing import TypeVar
 
-from spec_core.errors import SpecError
+from spec_core.draft import Draft
+from spec_core.errors import PluginInvalid, SpecError
 from spec_core.plugin_records import PluginRecord
-from spec_core.plugins import listed
+from spec_core.plugins import kind_of, listed
+from spec_core.wording import shown
+
+T = TypeVar("T")
 
 
 def raised_in(error: BaseException, application: str) -> str:
@@ -27,6 +32,19 @@ def raised_in(error: BaseException, application: str) -> str:
         if package in plugins:
             return f", raised in {_named(plugins[package], module)}"
     return ""
+
+
+def checked(answer: T, expected: type, plugin: Draft, method: str) -> T:
+    """Return ``answer``, which ``plugin`` has returned from ``method``.
+
+    Raise PluginInvalid, which names both, if it is not of the type ``expected``: None, if a method lacks its return.
+    """
+    if isinstance(answer, expected):
+        return answer
+    kind = kind_of(Draft)
+    found = (record.what for record in listed() if (record.kind, record.name) == (kind, plugin.name))
+    what = next(found, f"{kind} {plugin.name!r}")
+    raise PluginInvalid(f"{what}: its {method} returned {shown(answer)}, expected {expected.__name__}")
 
 
 def _by_package() -> dict[str, list[PluginRecord]]:

@@ -37,6 +37,7 @@ from spec_core.target_type import TargetType
 from spec_core.tracker import Tracker
 from spec_core.validation import suggestion
 from spec_core.weight_transport import WeightTransport
+from spec_core.wording import shown
 
 P = TypeVar("P", Backend, Draft, Engine, Launcher, Optimizer, Strategy, Tracker, WeightTransport)
 INTERFACES: tuple[Any, ...] = P.__constraints__
@@ -300,13 +301,16 @@ def _unknown_methods(interface: type[P], plugin: type[P]) -> str:
 
 def _probe(plugin: type[P], record: PluginRecord) -> Availability:
     try:
-        return plugin.probe()
+        found: object = plugin.probe()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a third party's probe may raise anything, although it must not
         raise PluginInvalid(
             f"{record.what}: its probe raised {type(error).__name__}: {first_line(error)}"
         ) from error
+    if not isinstance(found, Availability):
+        raise PluginInvalid(f"{record.what}: its probe returned {shown(found)}, expected Availability")
+    return found
 
 
 def _not_found(kind: str, name: str, names: list[str]) -> str:

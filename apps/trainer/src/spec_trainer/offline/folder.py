@@ -20,6 +20,10 @@ class FeatureFolder:
 
     root: Path
 
+    @property
+    def _index(self) -> Path:
+        return self.root / INDEX_FILE
+
     def shard(self, number: int) -> Path:
         """Return the path of shard ``number``."""
         return self.root / f"features-{number:05d}.safetensors"
@@ -28,23 +32,26 @@ class FeatureFolder:
         """Return whether the folder has a shard; a shard's file gets its final name only when it is complete."""
         return self.shard(number).exists()
 
-    def check_owner(self, identity: FeatureIdentity) -> None:
-        """Raise ArtifactError if the folder has another capture's features or other files, or is read-only."""
+    def check_folder(self) -> None:
+        """Raise ArtifactError if the folder cannot be written to, or has files but no features."""
         if os.path.isfile(self.root):
             raise ArtifactError(f"output {self.root} is a file; give a folder")
         check_writable(self.root)
         if not os.path.isdir(self.root):
             return
         self._check_logs()
-        if (self.root / INDEX_FILE).exists():
-            found = read_index(self.root).identity
-            if differences := found.differences(identity):
-                raise ArtifactError(
-                    f"output {self.root} holds other features ({'; '.join(differences)}); choose another folder"
-                )
-        elif others := [name for name in os.listdir(self.root) if not self._is_ours(name)]:
+        others = [name for name in os.listdir(self.root) if not self._is_ours(name)]
+        if others and not self._index.exists():
             raise ArtifactError(
                 f"output {self.root} is not empty ({sorted(others)[0]}) and holds no features; choose another"
+            )
+
+    def check_owner(self, identity: FeatureIdentity) -> None:
+        """Raise ArtifactError if the folder has another capture's features, or ``check_folder`` refuses it."""
+        self.check_folder()
+        if self._index.exists() and (differences := read_index(self.root).identity.differences(identity)):
+            raise ArtifactError(
+                f"output {self.root} holds other features ({'; '.join(differences)}); choose another folder"
             )
 
     def check_shards(self, identity: FeatureIdentity, num_shards: int) -> None:
@@ -68,7 +75,7 @@ class FeatureFolder:
         self.check_owner(identity)
         for left in self.root.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
-        if not (self.root / INDEX_FILE).exists():
+        if not self._index.exists():
             write_index(self.root, FeatureIndex(identity=identity, shards=(), complete=False))
 
     def seal(self, identity: FeatureIdentity, num_shards: int) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 from spec_core import Backend, Engine, TargetSpec
 from spec_core.errors import ConfigError
+from spec_core.plugin_faults import checked, raised_in
+from spec_core.records import FeatureSchema, ShardHints
 from spec_core.validation import validate
 from spec_core.wording import counted
 from spec_trainer.base.hub import resolve_target
@@ -23,6 +25,7 @@ from spec_trainer.configuration.run import SECTIONS, AnyRunConfig, run_config_ty
 from spec_trainer.configuration.track import track_config_type
 from spec_trainer.data.dataset import Dataset
 from spec_trainer.data.sources import check_apart
+from spec_trainer.offline.folder import FeatureFolder
 from spec_trainer.offline.store import open_features
 from spec_trainer.plan import combinations
 from spec_trainer.plan.activations import with_passes_that_fit
@@ -74,9 +77,17 @@ def _divided_as_begun(config: AnyRunConfig) -> AnyRunConfig:
 
 
 def read_inputs(
-    config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str], *, follows: bool = False
+    config_file: Path | None,
+    flags: Mapping[str, object],
+    overrides: Sequence[str],
+    *,
+    follows: bool = False,
+    output_type: type[RunDirectory | FeatureFolder] = RunDirectory,
 ) -> tuple[RunParts, Dataset]:
-    """Return a run's RunParts and dataset (empty without data). Raise UsageError if an input is wrong."""
+    """Return a run's RunParts and dataset (empty without data). Raise UsageError if an input is wrong.
+
+    ``output_type``: what the command writes; an output that cannot be one is refused before the data is read.
+    """
     from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
@@ -85,6 +96,7 @@ def read_inputs(
         combinations.refuse(combinations.FOLLOW if follows else combinations.WITHOUT_FOLLOW, config)
         for data in filter(None, (config.data.path, config.data.eval_path)):
             check_apart(data, config.output)
+        output_type(config.output).check_folder()
         parts = _load_parts(_divided_as_begun(config), types)
         if parts.config.draft.init_from is not None:
             check_finite(parts.config.draft.init_from)
@@ -108,8 +120,9 @@ def read_inputs(
 def _one_line() -> Iterator[None]:
     try:
         yield
-    except OSError as error:  # the user has named every file that is read here
-        raise ConfigError(f"{error.filename or 'input'}: {error.strerror or error}") from error
+    except OSError as error:  # the user has named every file that is read here, except by a plugin
+        problem = f"{error.filename or type(error).__name__}: {error.strerror or error}"
+        raise ConfigError(f"{problem}{raised_in(error, 'spec_trainer')}") from error
 
 
 def _check(run: RunSpec) -> None:
@@ -197,12 +210,15 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
     check_trackers(config.track)
     target = read_target(resolve_target(config.target))
     draft.check_target(target)
-    check_target_tensors(target, draft.target_tensors(target))
+    tensors = checked(draft.target_tensors(target), Sequence, draft, "target_tensors")
+    check_target_tensors(target, tensors)
+    features = checked(draft.required_features(target), FeatureSchema, draft, "required_features")
+    hints = checked(draft.shard_hints(target), ShardHints, draft, "shard_hints")
     if config.data.features is None:
         check_sight(config, types["engine"], target)
         types["engine"].check_target(config.engine, target)
-        types["engine"].check_capture(config.engine, draft.required_features(target))
-    types["strategy"].check(config.strategy, target, draft.shard_hints(target))
+        types["engine"].check_capture(config.engine, features)
+    types["strategy"].check(config.strategy, target, hints)
     if config.train.fp8 is not None:
         check_fp8(config, target)
     parts = RunParts(
@@ -214,7 +230,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
         strategy_type=types["strategy"],
         launcher_type=types["launcher"],
         target=target,
-        schema=replace(draft.required_features(target), sent_dtype=config.data.features_dtype),
+        schema=replace(features, sent_dtype=config.data.features_dtype),
     )
     combinations.refuse(combinations.PARTS, config, parts)
     return parts

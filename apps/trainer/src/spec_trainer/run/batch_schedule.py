@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from spec_core.plugin_faults import checked
 from spec_core.records import Supervision
 from spec_trainer.data.batching import EpochBatches, capture_batches, shares
 
@@ -239,13 +240,14 @@ class BatchSchedule:
 
         The latest results are cached, so that they can be computed ahead of their use.
         """
-        return draft.denominators(
-            [
-                self._supervision(self.dataset.sample(sample_id), item)
-                for item in items
-                for sample_id in item.sample_ids
-            ]
-        )
+        import torch
+
+        supervision = [
+            self._supervision(self.dataset.sample(sample_id), item)
+            for item in items
+            for sample_id in item.sample_ids
+        ]
+        return checked(draft.denominators(supervision), torch.Tensor, draft, "denominators")
 
     def _supervision(self, sample: Sample, item: GlobalBatch) -> Supervision:
         import torch

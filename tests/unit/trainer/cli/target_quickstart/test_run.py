@@ -6,6 +6,7 @@ import time
 import pytest
 
 from spec_core.errors import ArtifactError, DataError, PluginNotFound, TargetError
+from spec_trainer.base.stop_request import Interrupted
 from spec_trainer.cli.app import run
 from spec_trainer.cli.target_quickstart import folder
 from spec_trainer.cli.target_quickstart import run as quickstart
@@ -92,7 +93,7 @@ def test_the_time_of_a_stopped_stage_is_missing_from_the_next_call(request_of, d
     monkeypatch.setattr(quickstart, "time_for", noted)
     monkeypatch.setattr(quickstart, "answer_round", stopped)
     for _ in range(3):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Interrupted, match=rf"^interrupted; the same command goes on in {tmp_path}/out$"):
             quickstart.run_target_quickstart(request_of(data=str(data)))
     assert budgets[:3] == [SECONDS] * 3, "prompts, cost and answers of the first call"
     assert budgets[3] <= SECONDS - 0.5

@@ -13,6 +13,7 @@ from spec_core.errors import ArtifactError
 from spec_core.wording import counted
 from spec_trainer.base.progress import StepProgress
 from spec_trainer.base.stop_request import StopRequest
+from spec_trainer.offline.folder import FeatureFolder
 from spec_trainer.plan import combinations
 from spec_trainer.plan.resolve import read_inputs
 from spec_trainer.run.batch_schedule import BatchSchedule
@@ -50,7 +51,7 @@ def resolve_capture(
 
     Raise UsageError, with a message of one line, if the command line or an input is wrong.
     """
-    parts, dataset = read_inputs(config_file, flags, overrides)
+    parts, dataset = read_inputs(config_file, flags, overrides, output_type=FeatureFolder)
     combinations.refuse(combinations.CAPTURE, parts.config)
     capture = plan_capture(replace(parts, config=_for_capture(parts.config)), dataset)
     check_sizes(capture.run.schedule, parts.schema, capture.run.window_bytes)

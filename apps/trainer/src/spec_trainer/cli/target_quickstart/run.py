@@ -9,6 +9,7 @@ from typing import Any
 
 from spec_core.errors import RunError
 from spec_trainer.base.disk import write_atomically
+from spec_trainer.base.stop_request import Interrupted
 from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.target_quickstart.answers import answer_round, unanswered
 from spec_trainer.cli.target_quickstart.budget import (
@@ -60,7 +61,8 @@ _TITLES = {
 def run_target_quickstart(request: TargetQuickstart) -> dict[str, Any]:
     """Train a draft within the budget, measure it, write the report, and return the summary.
 
-    A call goes on where another one with the same output has ended; with a larger budget it adds a round.
+    A call goes on where another one with the same output has ended; with a larger budget it adds a round. Raise
+    Interrupted if the user stops it.
     """
     work = check_request(request)
     folder = work.folder
@@ -68,8 +70,11 @@ def run_target_quickstart(request: TargetQuickstart) -> dict[str, Any]:
         folder.check(work.settings)
         folder.open(work.settings)
         log.info("%s", _description(work))
-        while (one := folder.next_round(request.budget_s, REPORT)) is not None:
-            _complete(work, one)
+        try:
+            while (one := folder.next_round(request.budget_s, REPORT)) is not None:
+                _complete(work, one)
+        except KeyboardInterrupt as error:
+            raise Interrupted(f"interrupted; the same command goes on in {folder.root}") from error
         return read_document(folder.summary)
 
 
