@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Container, Iterator, Mapping
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from spec_core.backend import Backend
 from spec_core.draft import Draft
@@ -301,7 +301,7 @@ def _unknown_methods(interface: type[P], plugin: type[P]) -> str:
 
 def _probe(plugin: type[P], record: PluginRecord) -> Availability:
     try:
-        found: object = plugin.probe()
+        found = cast("object", plugin.probe())
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a third party's probe may raise anything, although it must not
