@@ -22,8 +22,8 @@ except KeyboardInterrupt:
 SLOW = """
 import time
 
-print("importing", flush=True)
 try:
+    print("importing", flush=True)
     time.sleep(1)
 except KeyboardInterrupt:
     print("within", flush=True)
