@@ -211,9 +211,9 @@ def odd_draft(tmp_path, monkeypatch):
     """``odd_draft(source)``: an installed draft ``odd``, whose module has this source."""
 
     def install(source: str) -> None:
-        site = write_distribution(tmp_path / "site", "odd", "[spec_core.drafts]\nodd = odd_draft:Odd\n")
-        (site / "odd_draft.py").write_text(source)
-        monkeypatch.delitem(sys.modules, "odd_draft", raising=False)
+        site = write_distribution(tmp_path / "site", "odd", "[spec_core.drafts]\nodd = odd_answers:Odd\n")
+        (site / "odd_answers.py").write_text(source)
+        monkeypatch.delitem(sys.modules, "odd_answers", raising=False)
         monkeypatch.syspath_prepend(site)
 
     return install

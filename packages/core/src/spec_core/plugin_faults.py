@@ -34,7 +34,7 @@ def raised_in(error: BaseException, application: str) -> str:
     return ""
 
 
-def checked(answer: T, expected: type, plugin: Draft, method: str) -> T:
+def checked_answer(answer: T, expected: type, plugin: Draft, method: str) -> T:
     """Return ``answer``, which ``plugin`` has returned from ``method``.
 
     Raise PluginInvalid, which names both, if it is not of the type ``expected``: None, if a method lacks its return.

@@ -1,4 +1,4 @@
-"""Pickle functions and classes with their file, as a child process cannot import pytest's modules by name."""
+"""Pickle functions and classes with their file, as a child process cannot import pytest's modules by name alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib.util
 import io
 import pickle
 import sys
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -37,6 +38,13 @@ def _find(path: str, module: str, name: str) -> Any:
 
 
 def _load(path: str, name: str) -> ModuleType:
+    parts = name.split(".")
+    file = Path(path).with_suffix("")
+    if (
+        file.parts[-len(parts) :] == tuple(parts)
+        and (root := str(file.parents[len(parts) - 1])) not in sys.path
+    ):
+        sys.path.append(root)  # for what the module imports from its own packages
     with contextlib.suppress(ImportError):
         module = importlib.import_module(name)
         if getattr(module, "__file__", None) == path:

@@ -12,7 +12,7 @@ from typing import Any
 
 from spec_core import Backend, Engine, TargetSpec
 from spec_core.errors import ConfigError
-from spec_core.plugin_faults import checked, raised_in
+from spec_core.plugin_faults import checked_answer, raised_in
 from spec_core.records import FeatureSchema, ShardHints
 from spec_core.validation import validate
 from spec_core.wording import counted
@@ -210,10 +210,10 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
     check_trackers(config.track)
     target = read_target(resolve_target(config.target))
     draft.check_target(target)
-    tensors = checked(draft.target_tensors(target), Sequence, draft, "target_tensors")
+    tensors = checked_answer(draft.target_tensors(target), Sequence, draft, "target_tensors")
     check_target_tensors(target, tensors)
-    features = checked(draft.required_features(target), FeatureSchema, draft, "required_features")
-    hints = checked(draft.shard_hints(target), ShardHints, draft, "shard_hints")
+    features = checked_answer(draft.required_features(target), FeatureSchema, draft, "required_features")
+    hints = checked_answer(draft.shard_hints(target), ShardHints, draft, "shard_hints")
     if config.data.features is None:
         check_sight(config, types["engine"], target)
         types["engine"].check_target(config.engine, target)

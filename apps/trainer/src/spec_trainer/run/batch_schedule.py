@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from spec_core.plugin_faults import checked
+from spec_core.plugin_faults import checked_answer
 from spec_core.records import Supervision
 from spec_trainer.data.batching import EpochBatches, capture_batches, shares
 
@@ -247,7 +247,7 @@ class BatchSchedule:
             for item in items
             for sample_id in item.sample_ids
         ]
-        return checked(draft.denominators(supervision), torch.Tensor, draft, "denominators")
+        return checked_answer(draft.denominators(supervision), torch.Tensor, draft, "denominators")
 
     def _supervision(self, sample: Sample, item: GlobalBatch) -> Supervision:
         import torch

@@ -22,7 +22,7 @@ from spec_core import (
     TargetSpec,
 )
 from spec_core.errors import ConfigError
-from spec_core.plugin_faults import checked
+from spec_core.plugin_faults import checked_answer
 from spec_core.records import FeatureSchema
 from spec_trainer.configuration.run import AnyRunConfig
 from spec_trainer.data.dataset import Dataset
@@ -81,7 +81,7 @@ class RunParts:
     @cached_property
     def draft_cost(self) -> DraftCost:
         """The costs of training the draft for the target."""
-        return checked(self.draft.cost(self.target), DraftCost, self.draft, "cost")
+        return checked_answer(self.draft.cost(self.target), DraftCost, self.draft, "cost")
 
     def with_dataset(self, dataset: Dataset) -> RunSpec:
         """Return the RunSpec of this run with ``dataset`` as its data, and with the schedule for it."""
