@@ -59,7 +59,7 @@ class Chaos:
     _stopped: dict[int, float] = field(default_factory=dict)
     """Number of a fault that stopped an engine -> when."""
     _overtaken: set[int] = field(default_factory=set)
-    """Those of them after which another fault ended all workers before anybody could miss one."""
+    """Faults whose worker nobody could miss, because another fault then ended all workers."""
     _gone: str | None = None
     """Address of the node whose raylet was killed last, until it is back."""
 

@@ -27,15 +27,13 @@ def charged(one: Round, stage: str) -> Generator[None]:
 
     notes = threading.Thread(target=note_until_over, name="stage clock", daemon=True)
     notes.start()
-    uncharged_s = 0.0
+    has_ended = False
     try:
         yield
         one.end_stage(stage, time.monotonic() - start)
-    except BaseException:
-        uncharged_s = time.monotonic() - start
-        raise
+        has_ended = True
     finally:
         over.set()
         notes.join()
         with suppress(RunError):
-            one.note_under_way(uncharged_s)
+            one.note_under_way(0.0 if has_ended else time.monotonic() - start)
