@@ -46,11 +46,11 @@ def test_all_stages_together_take_the_budget():
 def test_starts_of_a_slow_engine_take_time_of_their_own(budget_s, slow):
     spent = times(budget_s, slow)
     assert sum(spent.values()) == pytest.approx(budget_s)
-    assert spent[COST] == 0
     scale = min(1, 0.7 * budget_s / sum(STARTS_S[stage] for stage in slow))
     starts = {stage: scale * STARTS_S[stage] if stage in slow else 0.0 for stage in SHARES}
     assert time_for(PROMPTS, budget_s, {}, slow).starts_s == pytest.approx(starts[PROMPTS])
-    worked = {stage: spent[stage] - starts[stage] for stage in (ANSWERS, TRAINING, FIGURES)}
+    worked = {stage: spent[stage] - starts[stage] for stage in (COST, ANSWERS, TRAINING, FIGURES)}
+    assert worked[COST] / worked[ANSWERS] == pytest.approx(SHARES[COST] / SHARES[ANSWERS])
     assert worked[TRAINING] / worked[ANSWERS] == pytest.approx(SHARES[TRAINING] / SHARES[ANSWERS])
     assert worked[FIGURES] / worked[ANSWERS] == pytest.approx(SHARES[FIGURES] / SHARES[ANSWERS])
 

@@ -7,7 +7,7 @@ from spec_core.errors import ConfigError, EngineError, PluginUnavailable
 from spec_core.plugins import load
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli.target_quickstart import work
-from spec_trainer.cli.target_quickstart.budget import ANSWERS, FIGURES, PROMPTS, TRAINING
+from spec_trainer.cli.target_quickstart.budget import ANSWERS, COST, FIGURES, PROMPTS, TRAINING
 from spec_trainer.cli.target_quickstart.engine import AnsweringEngine, choose_engine
 from spec_trainer.cli.target_quickstart.recipe import Machine
 
@@ -98,11 +98,11 @@ def test_short_rounds_train_with_an_engine_that_needs_no_start(engines, request_
     assert FIGURES in checked.slow_starts(1799)
 
 
-def test_prompts_and_answers_share_one_start(engines, request_of, data, monkeypatch):
+def test_prompts_cost_and_answers_share_one_start(engines, request_of, data, monkeypatch):
     monkeypatch.setattr(work, "look_at_machine", lambda backend: ACCELERATOR)
-    for own, starts in ((None, PROMPTS), (str(data), ANSWERS)):
+    for own, starts in ((None, PROMPTS), (str(data), COST)):
         slow = work.check_request(request_of(engine="d-able", data=own)).slow_starts(60)
-        assert {PROMPTS, ANSWERS} & set(slow) == {starts}
+        assert {PROMPTS, COST, ANSWERS} & set(slow) == {starts}
 
 
 def test_a_named_engine_trains_a_short_round_if_it_needs_no_start(engines, request_of, monkeypatch):

@@ -14,6 +14,7 @@ from spec_trainer.data.tokens import Encoder
 from spec_trainer.measure.evaluation.document import summarise
 from spec_trainer.measure.evaluation.inputs import figures_by_input
 from spec_trainer.measure.evaluation.measure import (
+    Passes,
     ask_all,
     decode_once_with,
     decode_sweep,
@@ -30,8 +31,13 @@ from spec_trainer.run.serving import commands_by_load, serving_commands
 from spec_trainer.training.wiring import create_engine
 
 
-def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the document of ``evaluate --json``; ``words`` are arguments such as ``engine.key=value``."""
+def evaluate_draft(
+    request: EvaluationRequest, words: Sequence[str] = (), plain: Passes | None = None
+) -> dict[str, Any]:
+    """Return the document of ``evaluate --json``; ``words`` are arguments such as ``engine.key=value``.
+
+    ``plain``: the passes without a draft, if an engine that reuses prefixes has decoded them.
+    """
     evaluation = prepare(request, words)
     if request.card:
         check_writable(request.draft_folder, "draft folder")
@@ -41,13 +47,17 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
         if request.untrained:
             untrained = export_untrained(evaluation.draft, evaluation.target, Path(scratch) / "untrained")
         options = evaluation.options
-        with engine_output_kept(options.engine_type), create_engine(options, evaluation.target) as engine:
+        reuses = plain is not None
+        with (
+            engine_output_kept(options.engine_type),
+            create_engine(options, evaluation.target, reuse_prefixes=reuses) as engine,
+        ):
             work = evaluation.work
             if evaluation.asked is not None:
                 work = ask_all(engine, work, evaluation.asked)
             if request.by_length:
                 work = work.by_length()
-            figures = measure(engine, request.draft_folder, work, untrained)
+            figures = measure(engine, request.draft_folder, work, untrained, plain)
     served = (evaluation.target, evaluation.draft, request.draft_folder)
     serve = serving_commands(*served, figures["num_draft_tokens"], evaluation.options.config.engine)
     not_by_load = {}
@@ -75,12 +85,15 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
     return document
 
 
-def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:
+def measure(
+    engine: Engine, draft_model: Path, work: Workload, untrained: Path | None, plain: Passes | None = None
+) -> dict[str, Any]:
     """Return the figures of a draft (see ``summarise``), and the acceptance length of an untrained draft.
 
-    ``untrained``: folder of the untrained draft; None if it is not measured.
+    ``untrained``: folder of the untrained draft; None if it is not measured. ``plain``: the passes without a draft,
+    if they were decoded before.
     """
-    plain = decode_without_draft(engine, work)
+    plain = plain or decode_without_draft(engine, work)
     decode = None
     if any(number is not None for number in work.right):
         decode = Encoder(engine.target.folder, engine.target.vocab_size).decode

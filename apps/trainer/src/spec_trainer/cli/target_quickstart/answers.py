@@ -10,7 +10,6 @@ from spec_core.errors import RunError
 from spec_core.wording import counted
 from spec_trainer.base.time_limit import TimeLimit
 from spec_trainer.cli.commands.regenerate import regenerate_answers
-from spec_trainer.cli.target_quickstart.cost import time_token
 from spec_trainer.cli.target_quickstart.engine import AnsweringEngine
 from spec_trainer.cli.target_quickstart.folder import (
     Round,
@@ -47,8 +46,6 @@ def answer_round(
     answers, shorter ones are tried until then. Raise RunError if there are still hardly any.
     """
     before = read_all(earlier[-1].training) if earlier else []
-    if work.starts_slowly and not work.folder.token.exists():
-        write_document(work.folder.token, {"token_ms": 1000 * time_token(work, engine.started())})
     if unanswered(one):  # earlier rounds may have had all prompts of the user's data
         _answer(work, engine, one, limit)
     while len(rows := _sorted(one)) < _FEWEST and not whole.is_over and _shorten(one):

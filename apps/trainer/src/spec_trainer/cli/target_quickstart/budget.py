@@ -20,10 +20,10 @@ SHARES: Mapping[str, float] = {
 """Stage -> its share of the time, in the order of the stages. Time that a stage leaves goes to the later ones."""
 
 
-STARTS_S: Mapping[str, float] = {PROMPTS: 100.0, ANSWERS: 100.0, TRAINING: 120.0, FIGURES: 150.0}
+STARTS_S: Mapping[str, float] = {PROMPTS: 100.0, COST: 100.0, TRAINING: 120.0, FIGURES: 120.0}
 """Stage -> seconds of it that the starts of an engine with processes of its own take on an accelerator, the first
 time on a machine. With vLLM 0.26 on an H200 a start took 30 to 105 s, and the first one with a draft, which compiles
-it, 95 to 120 s. Prompts and answers have one start; the user's own prompts need none."""
+it, 95 to 120 s. Prompts, cost and answers have one start; the user's own prompts need none."""
 _MOST_STARTS = 0.7
 """Largest share of the time that is set aside for starts."""
 
@@ -51,13 +51,11 @@ def time_for(
 ) -> StageTime:
     """Return the time that ``stage`` may take; ``spent`` has the seconds of each stage that has ended.
 
-    ``slow_starts``: the stages whose engine takes long to start (``STARTS_S``). If there are any, ``COST``, which
-    would need several starts, gets no time. ``most_figures_s``: the most seconds of work that ``FIGURES`` can use;
-    the other stages get what its share has beyond that.
+    ``slow_starts``: the stages whose engine takes long to start (``STARTS_S``). ``most_figures_s``: the most seconds
+    of work that ``FIGURES`` can use; the other stages get what its share has beyond that.
     """
     left_s = max(0.0, budget_s - sum(spent.values()))
-    without = {*spent, COST} if slow_starts else {*spent}
-    shares = {name: share for name, share in SHARES.items() if name not in without}
+    shares = {name: share for name, share in SHARES.items() if name not in spent}
     slow = {name: STARTS_S[name] for name in slow_starts}
     scale = min(1.0, _MOST_STARTS * budget_s / sum(slow.values())) if slow else 0.0
     starts = {name: scale * seconds for name, seconds in slow.items() if name not in spent}

@@ -31,8 +31,6 @@ _PASSES = 12
 """Time of a whole breakdown, in units of decoding once without a draft. It decodes once without a draft, and for
 each of about three numbers of guesses with the draft and with guesses that take no time."""
 _TRIAL_TOKENS = 4
-_TIMED_TOKENS = 32
-"""Tokens of the answer that a running engine is timed with."""
 _SAFETY = 0.7
 
 
@@ -40,18 +38,15 @@ def measure_cost(work: Work, budget_s: float, limit: TimeLimit) -> dict[str, Any
     """Return ``break_down``'s figures for one answer at a time, and its ``verdict``."""
     options = draft_options(work.draft_type, work.target, work.machine, budget_s)
     draft = work.draft_type(work.draft_type.Config(name=work.request.draft, **options))
-    prompts = _held_out(work)[:_PROMPTS]
+    target = work.target
+    prompts = load_prompts(work.folder.held_out, target.folder, target.vocab_size, target.max_positions)
+    prompts = prompts[:_PROMPTS]
     with TemporaryDirectory() as scratch:
         export_untrained(draft, work.target, Path(scratch) / "untrained")
         with engine_output_kept(work.options.engine_type), create_engine(work.options, work.target) as engine:
             workload = Workload(prompts=prompts, sampling=_sampling(engine, prompts, draft, limit))
             (measured,) = break_down(engine, Path(scratch) / "untrained", workload)
     return {**measured, "verdict": verdict(measured["rounds"])}
-
-
-def time_token(work: Work, engine: Engine) -> float:
-    """Return the seconds of a token that ``engine`` takes without a draft, one answer at a time."""
-    return _token_s(engine, _held_out(work)[:1], _TIMED_TOKENS)
 
 
 def cost_of(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,24 +71,19 @@ def can_pay(cost: Mapping[str, Any]) -> bool:
     return bool(rounds_that_can_pay(cost["rounds"]))
 
 
-def _held_out(work: Work) -> Prompts:
-    target = work.target
-    return load_prompts(work.folder.held_out, target.folder, target.vocab_size, target.max_positions)
-
-
-def _token_s(engine: Engine, prompt: Prompts, num_tokens: int) -> float:
+def _token_s(engine: Engine, prompt: Prompts) -> float:
     """Return the seconds of a token of a second answer to the prompt; the first one warms the engine up."""
-    trial = SamplingParams(max_new_tokens=num_tokens, stop_at_eos=False)
+    trial = SamplingParams(max_new_tokens=_TRIAL_TOKENS, stop_at_eos=False)
     with Waiting("timing the target"):
         engine.generate(prompt, trial)
         start = time.perf_counter()
         engine.generate(prompt, trial)
-        return (time.perf_counter() - start) / num_tokens
+        return (time.perf_counter() - start) / _TRIAL_TOKENS
 
 
 def _sampling(engine: Engine, prompts: Prompts, draft: Draft, limit: TimeLimit) -> SamplingParams:
     """Return options of decoding with which the whole breakdown takes the time that is left."""
-    token_s = _token_s(engine, prompts[:1], _TRIAL_TOKENS)
+    token_s = _token_s(engine, prompts[:1])
     fitting = int(_SAFETY * max(0.0, limit.left_s) / (len(prompts) * token_s * _PASSES))
     return SamplingParams(
         max_new_tokens=min(max(fitting, _FEWEST_TOKENS), _MOST_TOKENS),

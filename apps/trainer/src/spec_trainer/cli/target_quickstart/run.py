@@ -25,7 +25,7 @@ from spec_trainer.cli.target_quickstart.budget import (
 )
 from spec_trainer.cli.target_quickstart.cost import can_pay, measure_cost
 from spec_trainer.cli.target_quickstart.engine import AnsweringEngine
-from spec_trainer.cli.target_quickstart.figures import measure_draft, most_s
+from spec_trainer.cli.target_quickstart.figures import decode_held_out, measure_draft, most_s
 from spec_trainer.cli.target_quickstart.folder import (
     Round,
     read_all,
@@ -146,9 +146,12 @@ def _collect_prompts(
 def _measure_cost(work: Work, engine: AnsweringEngine, one: Round, limit: TimeLimit) -> None:
     """Measure once what a draft costs on this machine, and warn if none can pay.
 
-    Not with an engine that starts slowly, because it starts anew for each number of guesses.
+    With an engine that starts slowly only the target, because it starts anew for each number of guesses.
     """
     if work.starts_slowly:
+        running = engine.started()
+        if not work.folder.plain.exists():
+            decode_held_out(work, running, one)
         return
     if not work.folder.cost.exists():
         engine.close()  # the measurement starts its own

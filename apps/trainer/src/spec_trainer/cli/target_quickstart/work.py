@@ -9,7 +9,7 @@ from typing import Any
 from spec_core import Draft, TargetSpec
 from spec_core.plugins import load_available
 from spec_trainer.base.hub import resolve_target
-from spec_trainer.cli.target_quickstart.budget import ANSWERS, PROMPTS, STARTS_S, TRAINING
+from spec_trainer.cli.target_quickstart.budget import COST, PROMPTS, STARTS_S, TRAINING
 from spec_trainer.cli.target_quickstart.engine import Chosen, choose_engine, engine_without_start
 from spec_trainer.cli.target_quickstart.folder import QuickstartFolder
 from spec_trainer.cli.target_quickstart.prompts import check_source
@@ -75,7 +75,7 @@ class Work:
             return ()
         options, _ = self.training_engine(budget_s)
         trains_at_once = not _starts_slowly(self.machine, options)
-        runs_already = ANSWERS if self.request.data is None else PROMPTS
+        runs_already = COST if self.request.data is None else PROMPTS
         return tuple(
             name for name in STARTS_S if name != runs_already and not (name == TRAINING and trains_at_once)
         )

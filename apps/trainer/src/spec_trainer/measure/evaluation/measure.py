@@ -7,6 +7,7 @@ draft first, then with the draft, then with the untrained draft.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from spec_trainer.measure.evaluation.sweep import Sweep
 from spec_trainer.workers.passes import Pass, answer_prompts, cut_at_end_token, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from spec_core import Engine
@@ -35,6 +36,13 @@ class Passes:
     sampled: Pass | None
     loads: Mapping[int, Pass]
     """Number of concurrent answers -> its timed pass, with the arrival times of tokens if the engine streams."""
+
+    @property
+    def seconds(self) -> float:
+        """The duration of all passes."""
+        return sum(
+            one.seconds for one in (self.greedy, self.sampled, *self.loads.values()) if one is not None
+        )
 
     def own(self, work: Workload) -> Pass:
         """Return the pass whose figures are at the document's top level: greedy or sampled, as ``work`` asks."""

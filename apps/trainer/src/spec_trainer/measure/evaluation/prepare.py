@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
@@ -67,29 +67,40 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
         log.warning("%s", warning)
     for count in counts or (num_draft_tokens,):
         options.engine_type.check_draft(options.config.engine, target, draft, request.draft_folder, count)
-    sampling = SamplingParams(
-        max_new_tokens=request.max_new_tokens,
-        temperature=request.temperature or 0.0,
-        seed=request.seed,
-        num_draft_tokens=num_draft_tokens,
-        stop_at_eos=request.stop_at_eos,
-        concurrency=_AT_ONCE,
-    )
     trained = read_chat_record(request.draft_folder)
     chat = options.config.data.completed_by(trained, f"draft {request.draft_folder}")
-    longest = _longest_prompt(request, target, num_draft_tokens)
-    asked = _questions(request, target, longest, chat) if request.bench else None
-    work = Workload(
-        prompts=_prompts(request, options, target, longest, chat) if asked is None else asked.prompts,
-        benchmarks=() if asked is None else asked.benchmarks,
-        right=() if asked is None else asked.right,
-        sampling=sampling,
+    work = work_on_prompts(request, options, target, chat, num_draft_tokens)
+    asked = None
+    if request.bench:
+        asked = _questions(request, target, _longest_prompt(request, target, num_draft_tokens), chat)
+        work = replace(work, prompts=asked.prompts, benchmarks=asked.benchmarks, right=asked.right)
+    return Evaluation(
+        request=request, options=options, target=target, draft=draft, chat=chat, work=work, asked=asked
+    )
+
+
+def work_on_prompts(
+    request: EvaluationRequest,
+    options: EngineOptions,
+    target: TargetSpec,
+    chat: PromptConfig,
+    num_draft_tokens: int,
+) -> Workload:
+    """Return the request's prompts, none if it has benchmarks, and the ways to decode them."""
+    counts = request.draft_token_counts
+    return Workload(
+        prompts=[] if request.bench else _prompts(request, options, target, chat, num_draft_tokens),
+        sampling=SamplingParams(
+            max_new_tokens=request.max_new_tokens,
+            temperature=request.temperature or 0.0,
+            seed=request.seed,
+            num_draft_tokens=num_draft_tokens,
+            stop_at_eos=request.stop_at_eos,
+            concurrency=_AT_ONCE,
+        ),
         other_temperature=_OTHER_TEMPERATURE if request.temperature is None else None,
         concurrency=request.concurrencies,
         swept=counts if len(counts) > 1 else (),
-    )
-    return Evaluation(
-        request=request, options=options, target=target, draft=draft, chat=chat, work=work, asked=asked
     )
 
 
@@ -104,13 +115,18 @@ def _longest_prompt(request: EvaluationRequest, target: TargetSpec, num_draft_to
 
 
 def _prompts(
-    request: EvaluationRequest, options: EngineOptions, target: TargetSpec, longest: int, chat: PromptConfig
+    request: EvaluationRequest,
+    options: EngineOptions,
+    target: TargetSpec,
+    chat: PromptConfig,
+    num_draft_tokens: int,
 ) -> Prompts:
     from spec_trainer.data.prompts import load_prompts
     from spec_trainer.plan.images import prompt_image_rules
 
     assert request.prompts is not None, "a request has prompts or benchmarks"
     images = prompt_image_rules(options.engine_type, target)
+    longest = _longest_prompt(request, target, num_draft_tokens)
     return load_prompts(request.prompts, target.folder, target.vocab_size, longest, chat, images)
 
 
