@@ -76,6 +76,12 @@ def test_a_draft_of_another_project_is_evaluated_and_converted(
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "converted" / name).read_bytes() == (same / name).read_bytes(), name
     assert "exists; choose a new folder" in command_line("convert", *words, "--output", theirs).error
+    inside = peaked_target / "new" / "draft"
+    refusal = command_line("convert", *words, "--output", inside).error
+    assert refusal == (
+        f"output {inside} lies in the target's folder {peaked_target}; choose a folder outside of it"
+    )
+    assert not inside.parent.exists()
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,9 @@ def odd_draft(tmp_path, monkeypatch):
         ("required_features", "FeatureSchema"),
         ("target_tensors", "Sequence"),
         ("shard_hints", "ShardHints"),
+        ("build", "Module"),
         ("cost", "DraftCost"),
+        ("exported_config", "dict"),
         ("denominators", "Tensor"),
     ],
 )

@@ -59,7 +59,7 @@ class TableDraft(Draft):
     def required_features(self, target):
         return FeatureSchema(layers=(0, target.num_layers), hidden_size=target.hidden_size, dtype=target.dtype)
 
-    def build(self, target, tensors, token_counts):
+    def build(self, target, tensors, token_counts, kernel):
         torch.randn(3)
         module = nn.Module()
         table = json.loads((self.config.init_from / "draft.json").read_text())["table"]

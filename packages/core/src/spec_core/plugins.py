@@ -1,4 +1,4 @@
-"""Find plugins by their entry points, and check a plugin when it is loaded, before it is called.
+"""Find plugins by their entry points and load them; a plugin is checked before it is called (``plugin_checks``).
 
 No other module looks for plugins. Plugins of this repository are loaded like third parties' plugins.
 This module does not import torch; a plugin's entry-point module must import without torch and its vendor's SDK.
@@ -6,17 +6,13 @@ This module does not import torch; a plugin's entry-point module must import wit
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Container, Iterator, Mapping
 from importlib import metadata
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from spec_core.backend import Backend
-from spec_core.draft import Draft
-from spec_core.engine import Engine
 from spec_core.errors import (
-    PluginApiMismatch,
     PluginConflict,
     PluginError,
     PluginImportFailed,
@@ -27,21 +23,13 @@ from spec_core.errors import (
 )
 from spec_core.foreign import cause
 from spec_core.kernels import FindKernel, Kernel
-from spec_core.launcher import Launcher
-from spec_core.optimizer import Optimizer
+from spec_core.plugin_checks import INTERFACES, P, checked_plugin
 from spec_core.plugin_records import PluginRecord, entry_points, plugin_records
 from spec_core.records import Availability
-from spec_core.serving import Serving
-from spec_core.strategy import Strategy
 from spec_core.target_type import TargetType
-from spec_core.tracker import Tracker
 from spec_core.validation import suggestion
-from spec_core.weight_transport import WeightTransport
 from spec_core.wording import shown
 
-P = TypeVar("P", Backend, Draft, Engine, Launcher, Optimizer, Strategy, Tracker, WeightTransport)
-INTERFACES: tuple[Any, ...] = P.__constraints__
-"""The interface of each kind of plugin."""
 _KERNELS = "spec_core.kernels"
 """Entry-point group of kernels; an entry point's name is ``DEVICE_TYPE:NAME``."""
 _TARGET_TYPES = "spec_core.target_types"
@@ -196,18 +184,7 @@ def _only(records: list[PluginRecord], name: str) -> PluginRecord | None:
 
 def load_record(interface: type[P], record: PluginRecord) -> type[P]:
     """Return the class that an entry point names. Raise a PluginError if it does not fulfil the interface."""
-    what = record.what
-    plugin = _import(record)
-    if not (inspect.isclass(plugin) and issubclass(plugin, interface)):
-        raise PluginInvalid(
-            f"{what}: {record.entry_point.value} is not a subclass of spec_core.{interface.__name__}"
-        )
-    # Check the version first: a plugin for another version may rightly lack members of this version.
-    if problem := _version_problem(interface, plugin, record.distribution):
-        raise PluginApiMismatch(f"{what} {problem}")
-    if problem := _problem(interface, plugin, record.name):
-        raise PluginInvalid(f"{what}: {plugin.__name__}{problem}")
-    return plugin
+    return checked_plugin(interface, _import(record), record)
 
 
 def _import(record: PluginRecord) -> Any:
@@ -252,51 +229,6 @@ def status(record: PluginRecord) -> tuple[str, str, int | None]:
     except PluginError as error:
         return "broken", str(error), None
     return ("ok" if availability.ok else "unavailable"), availability.reason, plugin.api_version
-
-
-def _version_problem(interface: type[P], plugin: type[P], distribution: str) -> str | None:
-    """Return what is wrong with a plugin's API version, or None.
-
-    The text continues a sentence that begins with the plugin's name. It says which distribution to upgrade.
-    """
-    version = getattr(plugin, "api_version", None)
-    accepted = interface.API_VERSIONS
-    oldest = accepted[0]
-    newest = accepted[-1]
-    this = f"this spec-core accepts {newest if oldest == newest else f'{oldest} to {newest}'}"
-    if not isinstance(version, int):
-        stated = "states no api_version" if version is None else f"states api_version={version!r}"
-        return f"{stated}, {this}; install a matching version of {distribution}"
-    if version in accepted:
-        return None
-    numbers = f"was written for version {version} of spec_core.{interface.__name__}, {this}"
-    if version > newest:
-        upgrade = "pip install --upgrade spec-core spec-trainer"
-        return f"{numbers}, which is older: {upgrade}, or install an older {distribution}"
-    return f"{numbers}, which is newer: pip install --upgrade {distribution}"
-
-
-def _problem(interface: type[P], plugin: type[P], name: str) -> str | None:
-    """Return how the class breaks the interface, as the end of a sentence about the plugin, or None."""
-    if left := sorted(getattr(plugin, "__abstractmethods__", ())):
-        return f" leaves abstract methods undefined: {', '.join(left)}{_unknown_methods(interface, plugin)}"
-    if getattr(plugin, "name", None) != name:
-        return f".name is {getattr(plugin, 'name', None)!r}, its entry point is called {name!r}"
-    if not (inspect.isclass(plugin.Config) and issubclass(plugin.Config, interface.Config)):
-        return f".Config is not a subclass of {interface.Config.__name__}"
-    if interface is Engine and not isinstance(getattr(plugin, "serving", None), Serving | None):
-        return ".serving is neither None nor an object of a subclass of spec_core.Serving"
-    return None
-
-
-def _unknown_methods(interface: type[P], plugin: type[P]) -> str:
-    """Return the end of a message, with the public methods of the class that the interface does not have.
-
-    An undefined method may be one of them, if the interface has renamed it or the class misspells it.
-    """
-    own = [name for name in vars(plugin) if not name.startswith("_") and callable(getattr(plugin, name))]
-    unknown = sorted(name for name in own if not hasattr(interface, name))
-    return f"; it defines {', '.join(unknown)}, which spec_core.{interface.__name__} lacks" if unknown else ""
 
 
 def _probe(plugin: type[P], record: PluginRecord) -> Availability:

@@ -16,7 +16,14 @@ import torch
 from spec_core import Proposal
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, Generation, images_of
-from spec_kit.drafting import distribution, recognise, uniform_numbers, verify_greedy, verify_sampled
+from spec_kit.drafting import (
+    build_module,
+    distribution,
+    recognise,
+    uniform_numbers,
+    verify_greedy,
+    verify_sampled,
+)
 from spec_kit.layers import TargetOps
 from spec_kit.targets import read_target_tensors
 
@@ -68,7 +75,7 @@ class DraftSource:
         tensors = read_target_tensors(target)
         # Building a draft draws initial weights, which must not change the run's own random state.
         with torch.random.fork_rng(devices=[]):
-            module = draft.build(target, tensors, None)
+            module = build_module(draft, target, tensors)
         module = module.to(model.device, model.dtype).eval().requires_grad_(False)
         ops = ops or TargetOps(target, tensors, model.device, model.dtype)
         layers = draft.required_features(target).layers

@@ -12,6 +12,7 @@ from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError, 
 from spec_core.foreign import cause
 from spec_core.plugins import find, load_each
 from spec_core.wording import counted
+from spec_kit.drafting.draft_files import exported_config
 from spec_kit.drafting.draft_folder import recognise
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) 
 
 def position_warning(draft: Draft, target: TargetSpec) -> str | None:
     """Return a warning if the draft's config.json has fewer positions than the target; else None."""
-    positions: object = draft.exported_config(target).get("max_position_embeddings")
+    positions: object = exported_config(draft, target).get("max_position_embeddings")
     if type(positions) is not int or positions >= target.max_positions:
         return None
     return (

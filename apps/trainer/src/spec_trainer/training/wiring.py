@@ -206,17 +206,19 @@ def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:
     """Return the draft's module with the run's initial weights; seed this process's random generators."""
     import torch
 
+    from spec_kit.drafting import build_module
+
     # Every rank draws the same initial weights; afterwards each has its own generator.
     torch.manual_seed(spec.config.seed)
     random.seed(spec.config.seed)
     counts = torch.from_numpy(spec.source.token_counts(spec.target.vocab_size))
     find = plugins.find_kernel(spec.backend)
     if spec.config.train.fp8 != "layers":
-        return spec.draft.build(spec.target, tensors, counts, find)
+        return build_module(spec.draft, spec.target, tensors, counts, find)
     from spec_kit.layers import Fp8Layers
 
     layers = Fp8Layers(find)
-    module = spec.draft.build(spec.target, tensors, counts, layers.find)
+    module = build_module(spec.draft, spec.target, tensors, counts, layers.find)
     layers.attach(module)
     return module
 

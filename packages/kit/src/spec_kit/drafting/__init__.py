@@ -36,6 +36,7 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.drafting.batch_proposer import BatchProposer
+    from spec_kit.drafting.draft_module import build_module
     from spec_kit.drafting.drawing import uniform_numbers
     from spec_kit.drafting.guesses import Guesses
     from spec_kit.drafting.verification import Verdict, distribution, verify_greedy, verify_sampled
@@ -65,6 +66,7 @@ __all__ = [
     "Verdict",
     "architectures",
     "as_served",
+    "build_module",
     "check_served",
     "checked",
     "config_error",

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from spec_core import Draft, TargetSpec
 from spec_core.errors import ArtifactError
-from spec_kit.drafting.draft_files import Json, architectures, read_config, read_shapes
+from spec_kit.drafting.draft_files import Json, architectures, exported_config, read_config, read_shapes
 from spec_kit.targets.safetensors_index import stored_tensors
 
 
@@ -40,7 +40,7 @@ class ServedFolder:
     @classmethod
     def planned(cls, draft: Draft, target: TargetSpec) -> Self:
         """Return the folder that ``draft`` will export for ``target``, without tensors."""
-        return cls(draft.exported_config(target), frozenset(), target)
+        return cls(exported_config(draft, target), frozenset(), target)
 
     def first_of(self, flaws: Iterable[Flaw]) -> Flaw | None:
         """Return the first of the ``flaws`` that the folder has, or None."""

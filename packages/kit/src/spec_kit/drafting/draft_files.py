@@ -13,6 +13,7 @@ import pydantic
 from spec_core import foreign_errors, read_json_object
 from spec_core.errors import ArtifactError
 from spec_core.foreign import check_regular
+from spec_core.plugin_faults import checked_answer
 from spec_core.wording import shown
 from spec_kit.drafting.quantised_draft import (
     CONFIG,
@@ -233,6 +234,11 @@ def as_served(tensor: Tensor, target: TargetSpec) -> Tensor:
     return tensor.to(getattr(torch, served_dtype(target))) if tensor.is_floating_point() else tensor
 
 
+def exported_config(draft: Draft, target: TargetSpec) -> Json:
+    """Return what ``draft`` writes into config.json. Raise PluginInvalid if the plugin returns something else."""
+    return checked_answer(draft.exported_config(target), dict, draft, "exported_config")
+
+
 def write_draft(draft: Draft, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:
     """Export ``draft``: write config.json and model.safetensors into the existing ``folder``.
 
@@ -246,5 +252,5 @@ def write_draft(draft: Draft, weights: Mapping[str, Tensor], target: TargetSpec,
     for name, tensor in stored.items():
         _check_finite(name, tensor, f"the {draft.name} draft")
     save_file(stored, folder / TENSORS, metadata={"format": "pt"})
-    config = json.dumps(draft.exported_config(target), indent=2) + "\n"
+    config = json.dumps(exported_config(draft, target), indent=2) + "\n"
     (folder / CONFIG).write_text(config, encoding="utf-8")

@@ -27,7 +27,7 @@ def copy_target(target: Path, output: Path) -> None:
 
 
 def check_outside(target: Path, output: Path) -> None:
-    """Raise TargetError if a copy in ``output`` would lie in the folder ``target``."""
+    """Raise TargetError if ``output`` lies in the folder ``target``."""
     if output.resolve().is_relative_to(target.resolve()):
         raise TargetError(
             f"output {output} lies in the target's folder {target}; choose a folder outside of it"

@@ -25,8 +25,9 @@ def convert_draft(
     The weights are unchanged. ``file_format``: write it in an engine's format. Raise an error if no
     draft plugin recognises the layout, or if the draft does not fit the target.
     """
-    from spec_kit.drafting import QUANTISATION, read_config, recognise
+    from spec_kit.drafting import QUANTISATION, build_module, read_config, recognise
     from spec_kit.drafting.draft_files import check_finite
+    from spec_kit.targets.target_copy import check_outside
     from spec_kit.targets.target_reader import read_target, read_target_tensors
     from spec_trainer.run.draft_folder import position_warning
 
@@ -34,6 +35,7 @@ def convert_draft(
         raise ArtifactError(f"output {output} exists; choose a new folder")
     check_writable(output)
     target = read_target(resolve_target(target_folder))
+    check_outside(target.folder, output)
     draft = recognise(draft_model, target)
     if warning := position_warning(draft, target):
         log.warning("%s", warning)
@@ -44,7 +46,7 @@ def convert_draft(
             draft_model,
         )
     check_finite(draft_model)
-    weights = draft.build(target, read_target_tensors(target), None).state_dict()
+    weights = build_module(draft, target, read_target_tensors(target)).state_dict()
     commands = dict[str, str]()
     chat = read_chat_record(draft_model)
     if file_format is not None:

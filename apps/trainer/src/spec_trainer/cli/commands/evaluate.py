@@ -121,11 +121,12 @@ def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
     """
     import torch
 
+    from spec_kit.drafting import build_module
     from spec_kit.layers import INIT_STD
     from spec_kit.targets.target_reader import read_target_tensors
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        module = draft.build(target, read_target_tensors(target), None)
+        module = build_module(draft, target, read_target_tensors(target))
         if draft.config.init_from is not None:
             for weights in module.parameters():
                 if weights.dim() > 1:
