@@ -56,6 +56,19 @@ def test_an_error_fails_the_test_with_its_rank_and_trace():
     assert type(error.value.__cause__).__name__ == "HomeMade"
 
 
+def wait_for_the_failed(me: Rank) -> None:
+    fail(me)
+    me.receive()
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_rank_that_waits_for_a_failed_one_does_not_delay_the_error(in_process):
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match=r"rank 1 failed:(?s:.)*on purpose"):
+        run_ranks(wait_for_the_failed, 2, timeout_s=60.0, in_process=in_process)
+    assert time.monotonic() - start < 30
+
+
 def expect_an_error(me: Rank) -> None:
     with pytest.raises(HomeMade):
         pass

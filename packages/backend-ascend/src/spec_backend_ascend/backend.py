@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -16,7 +15,6 @@ from spec_core.records import Availability, Capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from contextlib import AbstractContextManager
 
     import torch
 
@@ -104,10 +102,6 @@ class AscendBackend(Backend):
         if ALLOCATOR in os.environ:
             unsaid[ALLOCATOR] = _without_segments(os.environ[ALLOCATOR])
         return npus_visible_to_child(os.environ, host.num_devices(), local_rank, num_devices) | unsaid
-
-    def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
-        """Return a context in which the host is ready for a placement (B5)."""
-        return nullcontext()
 
     def device(self, local_rank: int) -> torch.device:
         """Return the device of a local rank and make it the current one (B6)."""

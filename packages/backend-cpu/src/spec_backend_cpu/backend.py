@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,7 +13,6 @@ from spec_core.records import Availability, Capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from contextlib import AbstractContextManager
 
     import torch
 
@@ -55,10 +53,6 @@ class CpuBackend(Backend):
 
         threads = max(1, int(share * len(os.sched_getaffinity(0))))
         return {"OMP_NUM_THREADS": str(threads)}
-
-    def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
-        """Return a context manager that does nothing, as the CPU needs no preparation (B5)."""
-        return nullcontext()
 
     def device(self, local_rank: int) -> torch.device:
         """Return the device of a local rank and make it the current one (B6)."""

@@ -30,6 +30,7 @@ B11 ``import_env`` is as cheap and as safe as ``probe``, and empty unless torch 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from spec_core.config import BackendConfig
@@ -95,9 +96,12 @@ class Backend(ABC):
         ``share``, in (0, 1], of the compute of each device.
         """
 
-    @abstractmethod
     def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
-        """Return a context manager that starts the daemons that the host needs, and stops them on exit (B5)."""
+        """Return a context manager that starts the daemons that the host needs, and stops them on exit (B5).
+
+        Optional: by default it does nothing.
+        """
+        return nullcontext()
 
     def check_host(self) -> None:  # noqa: B027 (a backend that starts nothing has nothing to watch)
         """Raise RunError, naming the daemon, if a daemon that ``prepare_host`` has started has exited (B5)."""

@@ -8,7 +8,7 @@ E2  Layer k of the schema is the residual stream entering target layer k; k = nu
     final norm. Values do not depend on which requests share a batch, beyond rounding. They are sent as
     ``FeatureSchema.sent`` says, over connections of that schema.
 E3  The future of a capture is done when every sample was handed to its transport. An error of the target or
-    of a send ends the future; it is never only logged.
+    of a send ends the future with a SpecError; it is never only logged.
 E4  ``generate`` without draft tokens is plain decoding; greedy output with a draft equals it token by token
     (in float32). Sampled output follows the target's distribution exactly, with a draft or without.
 E5  ``load_draft`` checks the whole folder before it changes anything, and resets the counters of
@@ -16,7 +16,7 @@ E5  ``load_draft`` checks the whole folder before it changes anything, and reset
 E6  ``health`` raises EngineError if the engine cannot serve. It may be called from any thread, also while the engine
     works. ``close`` is idempotent and releases everything.
 E7  ``create`` is the only constructor that the application calls, for every engine. An engine whose context has
-    neither a transport nor a placement generates; its ``capture`` fails with EngineError.
+    neither a transport nor a placement generates; its ``start`` and its captures fail with EngineError.
 E8  ``check_draft`` raises UsageError, one line, if this engine cannot serve a draft folder with the given number of
     draft tokens per round. It only reads files, before anything starts. ``check_method`` needs no folder: it raises
     ConfigError if this engine can serve no export of the draft. Optional: by default every draft is accepted.
@@ -57,7 +57,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.config import EngineConfig
-from spec_core.errors import EngineError
+from spec_core.errors import ArtifactError, EngineError
 from spec_core.records import AcceptanceCounters, Availability, GenerationRequest
 from spec_core.resource import Resource
 
@@ -261,12 +261,13 @@ class Engine(Resource):
         answers = dict(self.generate_unordered(lambda: next(waiting, None), sampling))
         return [answers[request] for request in requests]
 
-    @abstractmethod
     def load_draft(self, folder: Path) -> None:
         """Decode with the exported draft in ``folder`` from now on (E5).
 
-        Raise ArtifactError if the folder is not a draft.
+        Raise ArtifactError if the folder is not a draft. Optional: by default the engine decodes without a draft, and
+        refuses every folder.
         """
+        raise ArtifactError(f"engine {self.name!r} decodes without a draft, so it cannot load {folder}")
 
     def frozen_products(self, token_ids: Sequence[int], vector: Sequence[float]) -> FrozenProducts | None:
         """Return products of ``vector``, of length H, for these tokens, after ``start``; None if unknown (E17)."""
@@ -284,9 +285,9 @@ class Engine(Resource):
         """Return the DraftReplica that updates the loaded draft's weights in the update group ``group`` (E10)."""
         raise EngineError(f"engine {self.name!r} cannot take fresh weights for its draft while it serves")
 
-    @abstractmethod
     def acceptance(self) -> AcceptanceCounters:
-        """Return the acceptance counters since the last ``load_draft`` (E5)."""
+        """Return the acceptance counters since the last ``load_draft`` (E5); by default there are none."""
+        return AcceptanceCounters()
 
     @abstractmethod
     def health(self) -> None:

@@ -129,7 +129,10 @@ class EngineCaptureSuite(ConformanceSuite):
         """E3: if a destination is lost, the future raises, and the engine continues to serve."""
         requests = requests_to(engine, [receivers[1].address])
         receivers[1].close()
-        assert isinstance(engine.capture(requests, schema).exception(LIMIT_S), SpecError)
+        error = engine.capture(requests, schema).exception(LIMIT_S)
+        assert isinstance(error, SpecError), (
+            f"the future ended with {error!r}, not with the error of the send"
+        )
         engine.capture(requests_to(engine, [receivers[0].address]), schema).result(LIMIT_S)
 
     def test_e3_failed_target_ends_in_the_future(
@@ -139,7 +142,8 @@ class EngineCaptureSuite(ConformanceSuite):
         impossible = CaptureRequest(
             request_id=0, input_ids=(engine.target.vocab_size,), destinations=(receivers[0].address,)
         )
-        assert isinstance(engine.capture([impossible], schema).exception(LIMIT_S), SpecError)
+        error = engine.capture([impossible], schema).exception(LIMIT_S)
+        assert isinstance(error, SpecError), f"the future ended with {error!r}, not with an EngineError"
         engine.capture(requests_to(engine, [receivers[0].address]), schema).result(LIMIT_S)
 
     def test_e9_started_engine_captures(

@@ -44,6 +44,8 @@ PRELOADED = (
 """Modules that the fork server imports before it forks ranks. None of them initializes a device."""
 LIMIT_S = patient(120.0)
 """Longest time, in seconds, that the ranks of a test may take. Only a test that hangs takes so long."""
+AFTERMATH_S = patient(1.0)
+"""Time, in seconds, for which ``run_ranks`` waits for the other ranks after one has failed."""
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2) that sets the signal that a process gets when its parent dies."""
 
@@ -102,8 +104,8 @@ def run_ranks(
 ) -> list[Any]:
     """Run ``function(rank, *args)`` on every rank and return the results in rank order.
 
-    The first error of a rank fails the test, with the rank's traceback. ``in_process``: run ranks as threads
-    of this process instead, for implementations that work within one process.
+    If ranks fail, the test fails with the traceback of the first of them. ``in_process``: run ranks as threads of
+    this process instead, for implementations that work within one process.
     """
     crew = (
         _Threads(function, args, world_size)
@@ -111,7 +113,7 @@ def run_ranks(
         else _Processes((function, args), world_size, timeout_s)
     )
     with crew:
-        outcomes = crew.outcomes({}, timeout_s)
+        outcomes = crew.outcomes({}, timeout_s, aftermath_s=AFTERMATH_S)
     for outcome in outcomes:
         if outcome.error is not None:
             raise AssertionError(f"rank {outcome.rank} failed:\n{outcome.trace}") from outcome.error
@@ -141,11 +143,20 @@ class _Crew:
         self._lines: list[Connection] = []
         self._points: dict[int, str] = {}
 
-    def outcomes(self, faults: dict[tuple[int, str], Fault], timeout_s: float) -> list[Outcome]:
+    def outcomes(
+        self, faults: dict[tuple[int, str], Fault], timeout_s: float, aftermath_s: float | None = None
+    ) -> list[Outcome]:
+        """Return how the ranks ended, in their order.
+
+        ``aftermath_s``: after an error of a rank the others have only this time, and those that still run are left
+        out; None if all must end.
+        """
         deadline = time.monotonic() + timeout_s
         ended: dict[int, Outcome] = {}
         while pending := set(range(len(self._lines))) - set(ended):
             ready = wait([self._lines[rank] for rank in pending], max(0, deadline - time.monotonic()))
+            if not ready and aftermath_s is not None and any(end.error is not None for end in ended.values()):
+                break
             if not ready:
                 where = {rank: self._points.get(rank, "start") for rank in sorted(pending)}
                 failed = "".join(
@@ -157,6 +168,8 @@ class _Crew:
             for rank in pending:
                 if self._lines[rank] in ready and (outcome := self._attend(rank, faults)):
                     ended[rank] = outcome
+                    if outcome.error is not None and aftermath_s is not None:
+                        deadline = min(deadline, time.monotonic() + aftermath_s)
         return [ended[rank] for rank in sorted(ended)]
 
     def _attend(self, rank: int, faults: dict[tuple[int, str], Fault]) -> Outcome | None:

@@ -15,11 +15,7 @@ from torch.nn import functional as F
 from spec_testing import DraftSuite, reference_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from spec_core import Draft, TargetSpec
+    from spec_core import Draft
 
 
 class TestDraft(DraftSuite):
@@ -28,10 +24,6 @@ class TestDraft(DraftSuite):
     @pytest.fixture
     def draft(self) -> type[Draft]:
         return MedusaDraft
-
-    @pytest.fixture
-    def others(self, target: TargetSpec) -> Mapping[str, Tensor]:
-        return {target.norm_name: torch.ones(target.hidden_size)}
 
 
 def test_the_kernel_for_cpus_is_found_and_used(monkeypatch):

@@ -80,13 +80,6 @@ class MedusaDraft(ServedDraft[MedusaConfig, MedusaShape]):
         heads = range(self.shape(target).num_heads)
         return ShardHints(vocabulary=tuple(f"lm_heads.{head}" for head in heads))
 
-    def target_problem(self, target: TargetSpec) -> str | None:
-        """Return why no such draft can be made for the target: its final norm is computed here."""
-        return None if target.norm == "rms" else f"its final norm is of kind {target.norm!r}, 'rms' is needed"
-
-    def target_tensors(self, target: TargetSpec) -> Sequence[str]:
-        return (target.norm_name,)
-
     def required_features(self, target: TargetSpec) -> FeatureSchema:
         """Return the one layer that is captured: the input of the target's final norm."""
         return FeatureSchema(layers=(target.num_layers,), hidden_size=target.hidden_size, dtype=target.dtype)
@@ -103,7 +96,7 @@ class MedusaDraft(ServedDraft[MedusaConfig, MedusaShape]):
     def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: MedusaKernels) -> nn.Module:
         from spec_draft_medusa.model import MedusaModel
 
-        return MedusaModel(self.shape(target), tensors.others[target.norm_name], target.norm_eps, kernels)
+        return MedusaModel(self.shape(target), tensors.norm_H, target.norm_eps, kernels)
 
     def initialize(
         self, module: MedusaModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
