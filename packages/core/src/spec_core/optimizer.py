@@ -106,7 +106,7 @@ class Optimizer(ABC):
         """Return a torch optimizer of these weights, which are in the same order on every rank (G2-G6)."""
 
     def state_bytes(self, weight: WeightShape) -> int:
-        """Return the bytes of optimizer state for a full weight, without importing torch (G7).
+        """Return the number of bytes of optimizer state for a full weight, without importing torch (G7).
 
         A run uses the number to check its memory before it starts. Optional: by default 0, and the state is
         not counted.

@@ -134,7 +134,7 @@ class FeatureSchema:
         return getattr(torch, self.dtype)
 
     def bytes_per_token(self) -> int:
-        """Return the bytes of one token's hidden states, without the 8 bytes of the token's id.
+        """Return the number of bytes of one token's hidden states, without the 8 bytes of the token's id.
 
         The number of bits is read from the dtype's name (bfloat16, float8_e4m3fn), so that torch is not
         imported.

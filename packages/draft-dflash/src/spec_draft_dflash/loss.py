@@ -21,7 +21,7 @@ from spec_core import VocabularyOps
 from spec_core.records import DraftBatch, StepOutput
 from spec_draft_dflash.config import SOFT_LOSSES, LossKind
 from spec_draft_dflash.kernels import DFlashKernels
-from spec_draft_dflash.targets import Compared, HardTargets, JudgedTargets, SoftTargets
+from spec_draft_dflash.labels import Compared, HardLabels, JudgedLabels, SoftLabels
 from spec_kit.block_drafting import BlockHead, CountedGuesses, GuessFactors, GuessMetrics, teacher_of_guesses
 from spec_kit.layers import with_gradients
 
@@ -31,7 +31,7 @@ _LENGTHS = {"acceptance_length": ("accuracy", "accuracy")}
 
 @dataclass(frozen=True, kw_only=True)
 class BlockLoss:
-    """Computes the loss of blocks; it chooses the training target and the weight of each slot."""
+    """Computes the loss of blocks; it chooses the label and the weight of each slot."""
 
     ops: VocabularyOps
     head: BlockHead
@@ -58,26 +58,26 @@ class BlockLoss:
                 totals.add(chunk)
         return totals.output()
 
-    def targets(
+    def labels(
         self, batch: DraftBatch, guesses: CountedGuesses, factors: GuessFactors
-    ) -> HardTargets | SoftTargets | JudgedTargets:
-        """Return the training targets of some guesses.
+    ) -> HardLabels | SoftLabels | JudgedLabels:
+        """Return the labels of some guesses.
 
-        A soft target is the target model's distribution, computed from its state at the token before the label.
+        A soft label is the target's distribution, computed from its state at the token before the label.
         """
         if soft := SOFT_LOSSES.get(self.kind):
-            targets = SoftTargets.of(guesses, batch, soft, self.head, self.ops, self.kernels)
+            labels = SoftLabels.of(guesses, batch, soft, self.head, self.ops, self.kernels)
         else:
-            targets = HardTargets.of(batch.input_ids_T[guesses.label_R], self.head, self.ops, self.kernels)
+            labels = HardLabels.of(batch.input_ids_T[guesses.label_R], self.head, self.ops, self.kernels)
         if not factors.are_judged:
-            return targets
-        if isinstance(targets, SoftTargets):
-            return JudgedTargets(targets, guesses, factors, targets.teacher)
+            return labels
+        if isinstance(labels, SoftLabels):
+            return JudgedLabels(labels, guesses, factors, labels.teacher)
         teacher = teacher_of_guesses(guesses, batch, self.head, self.ops, self.kernels)
-        return JudgedTargets(targets, guesses, factors, teacher)
+        return JudgedLabels(labels, guesses, factors, teacher)
 
     def weights(self, compared: Compared, guesses: CountedGuesses, factors: GuessFactors) -> Tensor:
-        """Return the factors [R] on the losses of the guesses; 0 for a target without a row."""
+        """Return the factors [R] on the losses of the guesses; 0 for a label without a row."""
         loss_R, trained_R = compared.loss_R, compared.trained_R
         if self.kind != "dpace":
             return factors.of(guesses) * trained_R
@@ -111,7 +111,7 @@ class _BlockSums:
         head = self.rule.head.products
         place_R = guesses.place_R
         logits_RV = head.forward(self.states_ASH[place_R])
-        compared = self.rule.targets(self.batch, guesses, self.factors).compare(logits_RV)
+        compared = self.rule.labels(self.batch, guesses, self.factors).compare(logits_RV)
         correct_R = compared.best_R == self.batch.input_ids_T[guesses.label_R]
         weight_R = self.rule.weights(compared, guesses, self.factors)
         self.metrics.add(weight_R * compared.loss_R, accuracy=correct_R, slot_loss=compared.loss_R)

@@ -61,7 +61,7 @@ class SglangRanks(DraftRanks):
         return states[0]
 
     def acceptance(self) -> Fields:
-        """Return the first rank's acceptance counters since the draft changed, as of the last call."""
+        """Return the first rank's acceptance counters since the draft changed, as of its last answer."""
         return self._counted
 
     def count_anew(self) -> None:

@@ -84,7 +84,7 @@ class StateCapture:
             if not pieces:
                 return forward(forward_batch, *args, **kwargs)
             num_rows = sum(forward_batch.extend_seq_lens_cpu)
-            with torch.inference_mode(False):  # as in StreamTaps.open
+            with torch.inference_mode(False):  # inference mode forbids later writes outside it
                 ids_R = torch.empty(num_rows, dtype=torch.int64, device=forward_batch.input_ids.device)
             ids_R.copy_(forward_batch.input_ids[:num_rows])
             if self._image:

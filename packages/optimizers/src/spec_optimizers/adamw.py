@@ -45,12 +45,12 @@ class AdamWOptimizer(Optimizer):
         return build_adamw(weights, self.config)
 
     def state_bytes(self, weight: WeightShape) -> int:
-        """Return the bytes of AdamW's state for a weight: two moments and the step count, float32 (G7)."""
+        """Return the number of bytes of AdamW's state for a weight: two moments and the step count, float32 (G7)."""
         return adamw_bytes(weight)
 
 
 def adamw_bytes(weight: WeightShape) -> int:
-    """Return the bytes of AdamW's state for a full weight."""
+    """Return the number of bytes of AdamW's state for a full weight."""
     return _FLOAT32 * (2 * prod(weight.shape) + 1)
 
 

@@ -50,5 +50,5 @@ class MuonOptimizer(Optimizer):
         return MuonAndAdamW(matrices, build_adamw(others, self.config), self.config, map_whole)
 
     def state_bytes(self, weight: WeightShape) -> int:
-        """Return the bytes of a matrix's float32 momentum, or of AdamW's state for another weight (G7)."""
+        """Return the number of bytes of a matrix's float32 momentum, or of AdamW's state for another weight (G7)."""
         return 4 * prod(weight.shape) if weight.is_hidden_matrix else adamw_bytes(weight)

@@ -57,7 +57,7 @@ class OptimizerSuite(ConformanceSuite):
 
     @pytest.fixture
     def plugin(self, optimizer: type[Optimizer]) -> Optimizer:
-        """Return an object of the plugin, with the suite's options."""
+        """Return the plugin's optimizer with the suite's options."""
         return optimizer(optimizer.Config.model_validate({"name": optimizer.name, **self.options}))
 
     def test_g1_imports_without_torch(self, optimizer: type[Optimizer]) -> None:

@@ -147,7 +147,7 @@ class _CollectiveReceiver(WeightReceiver):
 class _CollectiveSender(WeightSender):
     """Rank 0 of the group.
 
-    It sends each rank the address of a new group, or an empty text if all reuse the previous group.
+    It sends each rank the address of a new group, or an empty string if all reuse the previous group.
     """
 
     def __init__(

@@ -73,11 +73,11 @@ class FileTransport(WeightTransport):
         self._remove_own: Callable[[], object] = lambda: None
 
     def location(self, device: torch.device) -> str:
-        """Return an empty text, since only reading shows whether a rank sees the folder."""
+        """Return an empty string, since only reading shows whether a rank sees the folder."""
         return ""
 
     def obstacle(self, location: str, device: torch.device) -> str:
-        """Return an empty text: any rank may see the folder."""
+        """Return an empty string: any rank may see the folder."""
         return ""
 
     def medium(self, location: str, device: torch.device) -> WeightMedium:

@@ -126,8 +126,8 @@ class PlacementConfig(Config):
     engine_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of each device that the engine gets; colocated only."""
     window_bytes: PositiveInt | None = None
-    """Largest number of bytes of features in flight to one trainer rank. By default the features of two global
-    batches, or of the rank's shares of sixteen if that is less, but of two samples at least."""
+    """Largest number of bytes of features in flight to one trainer rank. By default enough for two global
+    batches or, if that is less, for the rank's shares of sixteen, and always for two of the longest samples."""
 
 
 class CaptureConfig(Config):

@@ -13,7 +13,7 @@ _CACHE = ("inactive_file", "total_inactive_file")
 
 
 def free_host_bytes(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """Return the bytes of host memory that new processes can allocate.
+    """Return the number of bytes of host memory that new processes can allocate.
 
     ``cgroups``: mount point of the cgroups. ``own``: the file that names this process's cgroups.
     """

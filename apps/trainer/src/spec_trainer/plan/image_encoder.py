@@ -38,11 +38,11 @@ class ImageEncoder:
     """Tokens of the largest square image that the image processor does not scale down; None without a limit."""
 
     def pixel_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of the prepared pixels of images with ``num_tokens`` tokens in all."""
+        """Return the number of bytes of the prepared pixels of images with ``num_tokens`` tokens in all."""
         return num_tokens * self.patches_per_token * self.patch_values * _PIXEL_BYTES
 
     def activation_bytes(self, num_tokens: int, itemsize: int, num_ranks: int = 1) -> int:
-        """Return the least bytes of activations of a forward pass over an image with ``num_tokens`` tokens.
+        """Return the least number of bytes of activations of a forward pass over an image with ``num_tokens`` tokens.
 
         While a layer's MLP computes, the layer's input, the normalised input and the MLP's inner values exist. Ranks
         divide the inner values.

@@ -131,7 +131,7 @@ class RunSizes:
         return 0 if self.images is None else self._loaded(self.images.encoder)
 
     def _loaded(self, tensors: Mapping[str, StoredTensor]) -> int:
-        """Return the bytes of stored tensors after an engine has loaded them."""
+        """Return the number of bytes of stored tensors after an engine has loaded them."""
         cast = self._itemsize
         return sum(
             prod(stored.shape) * (cast if cast and stored.dtype in _CAST else _STORED.get(stored.dtype, 1))

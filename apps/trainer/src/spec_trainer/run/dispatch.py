@@ -98,7 +98,7 @@ def capture_from(
 
 
 def sample_bytes(schema: FeatureSchema, num_tokens: int) -> int:
-    """Return the bytes of one sample in a transport: hidden states and int64 token ids."""
+    """Return the number of bytes of one sample in a transport: hidden states and int64 token ids."""
     return num_tokens * (schema.sent.bytes_per_token() + 8)
 
 

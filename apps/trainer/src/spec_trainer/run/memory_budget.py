@@ -34,7 +34,7 @@ class MemoryBudget:
     """Bytes of features in flight for each trainer rank."""
 
     def uncounted_bytes(self, role: Role) -> int:
-        """Return the bytes of device memory that a process of ``role`` takes in addition to its limit."""
+        """Return the number of bytes of device memory that a process of ``role`` takes in addition to its limit."""
         held = self.window_bytes if role == "trainer" and self.capabilities.device_ipc else 0
         return self.capabilities.process_bytes + held
 

@@ -225,7 +225,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def read_figures(file: Path, kind: type[pydantic.BaseModel]) -> dict[str, Any]:
-    """Return the figures of a JSON file. Raise ArtifactError if it is damaged."""
+    """Return those fields of a JSON file that ``kind`` has. Raise ArtifactError if the file is damaged."""
     content = read_bytes(file, ArtifactError)
     with foreign_errors(ArtifactError, f"{file} is damaged"):
         known = kind.model_validate_json(content).model_dump(exclude_unset=True)

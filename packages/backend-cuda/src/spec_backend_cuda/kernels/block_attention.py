@@ -137,7 +137,7 @@ class _BlockAttention(torch.autograd.Function):
 
 @lru_cache(maxsize=8)
 def _shared_bytes(device: torch.device) -> int:
-    """Return the bytes of shared memory that a program may use.
+    """Return the number of bytes of shared memory that a program may use.
 
     Triton's interpreter, which runs on the CPU, has no limit.
     """

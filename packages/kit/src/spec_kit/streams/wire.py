@@ -145,7 +145,7 @@ class SampleLayout:
         self._hidden_bytes = schema.bytes_per_token()
 
     def sample_bytes(self, num_tokens: int) -> int:
-        """Return the bytes that a sample uses of the window; equals ``FeatureSample.num_bytes``."""
+        """Return the number of bytes that a sample uses of the window; equals ``FeatureSample.num_bytes``."""
         return num_tokens * (_ID_BYTES + self._hidden_bytes)
 
     def block_bytes(self, num_tokens: int) -> int:

@@ -35,7 +35,7 @@ def check_outside(target: Path, output: Path) -> None:
 
 
 def _check_room(target: Path, files: Sequence[Path], output: Path) -> None:
-    """Raise TargetError if the disk does not hold a copy; a sparse file takes no room until it is copied."""
+    """Raise TargetError if the disk has no room for a copy, in which sparse files take their whole size."""
     there = next(folder for folder in output.absolute().parents if folder.is_dir())
     sizes = {file: file.stat().st_size for file in files}
     needed = sum(sizes.values())

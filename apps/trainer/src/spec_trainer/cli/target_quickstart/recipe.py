@@ -104,7 +104,7 @@ def chain_steps(budget_s: float, is_cpu: bool) -> int:
 
 
 def batch_tokens(num_tokens: int, budget_s: float, is_cpu: bool) -> int:
-    """Return the tokens of an optimizer step, for ``num_tokens`` in a pass over the data."""
+    """Return the number of tokens in an optimizer step, if a pass over the data has ``num_tokens``."""
     most = 3072 if is_cpu else 65536 if budget_s > _LONG_GPU_S else 16384
     return max(512, min(most, num_tokens // _FEWEST_BATCHES))
 

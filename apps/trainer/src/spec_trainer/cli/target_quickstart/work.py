@@ -70,7 +70,7 @@ class Work:
         return self.without_start
 
     def slow_starts(self, budget_s: float) -> tuple[str, ...]:
-        """Return the stages of a round whose engine takes long to start."""
+        """Return the stages of a round that wait for an engine that takes long to start, and does not run yet."""
         if not self.starts_slowly:
             return ()
         options, _ = self.training_engine(budget_s)

@@ -63,7 +63,7 @@ class Sweep:
         return found
 
     def _border(self, low: int, high: int, before: int, after: int) -> int:
-        """Return the first load between two measured ones at which ``after`` is faster than ``before``."""
+        """Estimate the first load between two measured ones at which ``after`` is faster than ``before``."""
         loss = self.speedup(before, low) - self.speedup(after, low)
         gain = self.speedup(after, high) - self.speedup(before, high)
         share = loss / (loss + gain) if gain else 1.0

@@ -1,4 +1,4 @@
-"""Compute each slot's loss against a token or the target's distribution, with hand-written gradients.
+"""Compute each slot's loss against its label, a token or the target's distribution, with hand-written gradients.
 
 Shapes: R slots that count in the loss, V vocabulary rows of this shard.
 """
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 
 class Compared(NamedTuple):
-    """Result of comparing slots' logits with their targets."""
+    """Result of comparing slots' logits with their labels."""
 
     best_R: Tensor
     """int64 [R]: each slot's arg-max token over all shards."""
     log_sum_R: Tensor
     """Log-sum-exp of each slot's logits over all shards."""
     loss_R: Tensor
-    """The loss of each slot [R]; 0 for a target without a row in the head."""
+    """The loss of each slot [R]; 0 for a label without a row in the head."""
     trained_R: Tensor
-    """bool [R]: whether the slot's target has a row in the head: the token, or the target model's arg-max."""
+    """bool [R]: whether the head has a row for the slot's label: the token, or the distribution's arg-max."""
     gradient_: Callable[[Tensor], Tensor]
     """Overwrites the logits [R, V] with the gradient of the losses, each multiplied by its weight [R]."""
 
 
 @dataclass(frozen=True)
-class HardTargets:
-    """Tokens of the data as training targets: the loss is cross-entropy."""
+class HardLabels:
+    """Tokens of the data as labels: the loss is cross-entropy."""
 
-    labels: LabelColumns
+    columns: LabelColumns
     trained_R: Tensor
     head: BlockHead
     ops: VocabularyOps
@@ -52,20 +52,20 @@ class HardTargets:
 
     @classmethod
     def of(cls, id_R: Tensor, head: BlockHead, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
-        """Return the target tokens ``id_R``, located in this shard of the vocabulary."""
+        """Return the tokens ``id_R`` as labels, located in this shard of the vocabulary."""
         return cls(LabelColumns.of(id_R, head.ids_V), head.has(id_R), head, ops, kernels)
 
     def compare(self, logits_RV: Tensor) -> Compared:
         """Return each slot's arg-max, loss and gradient function."""
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, self.head.ids_V, self.ops, self.kernels)
-        loss_R = log_sum_R - self.ops.reduce_sum(self.labels.logits(logits_RV, log_sum_R.dtype))
+        loss_R = log_sum_R - self.ops.reduce_sum(self.columns.logits(logits_RV, log_sum_R.dtype))
 
         def gradient_(weight_R: Tensor) -> Tensor:
             """Overwrite the logits with weight · (softmax − one-hot label).
 
             The value in the label's column is rounded only once.
             """
-            column_R1, here_R1 = self.labels.column_R1, self.labels.here_R1
+            column_R1, here_R1 = self.columns.column_R1, self.columns.here_R1
             prob_R1 = (logits_RV.gather(1, column_R1).to(log_sum_R.dtype) - log_sum_R[:, None]).exp()
             there_R1 = ((prob_R1 - here_R1.to(prob_R1.dtype)) * weight_R[:, None]).to(logits_RV.dtype)
             self.kernels.scaled_softmax_(logits_RV, log_sum_R, weight_R)
@@ -75,8 +75,8 @@ class HardTargets:
 
 
 @dataclass(frozen=True)
-class SoftTargets:
-    """The target model's distributions as training targets: the loss is any loss between distributions."""
+class SoftLabels:
+    """The target's distributions as labels: the loss is any loss between distributions."""
 
     teacher: Teacher
     loss: DistilledLoss
@@ -117,10 +117,10 @@ class SoftTargets:
 
 
 @dataclass(frozen=True)
-class JudgedTargets:
-    """Training targets of guesses that an engine's target has judged: a refused guess has KL(draft ‖ target)."""
+class JudgedLabels:
+    """Labels of guesses that an engine's target has judged: the loss of a refused guess is KL(draft ‖ target)."""
 
-    ordinary: HardTargets | SoftTargets
+    ordinary: HardLabels | SoftLabels
     guesses: CountedGuesses
     factors: GuessFactors
     teacher: Teacher
