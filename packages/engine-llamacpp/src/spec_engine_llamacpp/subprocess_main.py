@@ -137,7 +137,7 @@ class StreamedAnswer:
         self._in_round = 0
 
     def add(self, part: Fields, time_s: float) -> None:
-        """Add the token of a part of the answer."""
+        """Add the token of one streamed ``part`` of the answer, which arrived after ``time_s`` seconds."""
         timings = part.get("timings") or {}
         self.cached = max(self.cached, timings.get("cache_n", 0))
         (token,) = part["tokens"]

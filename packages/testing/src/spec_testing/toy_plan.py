@@ -1,4 +1,4 @@
-"""The options of one rank's training of a toy module, and its results."""
+"""Define the options of one rank's training of a toy module, and its results."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class Membership:
         return group
 
     def _hold(self, group: WeightGroup | None, rendezvous: TcpRendezvous) -> None:
-        """Let ``close`` end ``group`` and ``rendezvous``; end them now if ``close`` was called before."""
+        """Let ``close`` end ``group`` and ``rendezvous``. If it was called before, end them and raise PeerLost."""
         with self._lock:
             before, self._group = self._group, group
             self._rendezvous = rendezvous

@@ -1,4 +1,4 @@
-"""The program ``spec-trainer``. It imports the command line late, so that Ctrl-C meanwhile ends in one line, too."""
+"""Start ``spec-trainer``. The command line is imported late, so that Ctrl-C meanwhile ends in one line, too."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from spec_trainer.workers.worker_main import ControllerLink
 def run_decoder(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
     """Serve drafts and answer prompts until the controller stops this worker or exits."""
     parts = resolve_parts(order.config)
-    check_sees_run_directory(order)  # the drafts that it serves are there
+    check_sees_run_directory(order)  # it holds the drafts that this engine serves
     engine = stack.enter_context(create_engine(parts, parts.target, memory_fraction=order.memory_fraction))
     stack.enter_context(HealthWatch(engine, controller, parts.config.timeouts.peer_s))
     decoder = stack.enter_context(EngineDecoder(parts, engine))

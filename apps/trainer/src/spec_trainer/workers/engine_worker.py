@@ -24,7 +24,7 @@ def run_engine(stack: ExitStack, controller: ControllerLink, order: WorkerOrder)
     """Capture features until the controller stops this worker or exits."""
     parts = resolve_parts(order.config)
     if parts.config.decode.every:
-        check_sees_run_directory(order)  # the answers are there
+        check_sees_run_directory(order)  # it holds the answers
     engine = stack.enter_context(
         create_engine(
             parts,

@@ -57,7 +57,7 @@ def sum_of_shards(shards: Iterable[Fields]) -> Fields:
 
 
 def _named(model: nn.Module, leaf: str) -> Any:
-    """Return the only module of that name that has weights, or None."""
+    """Return the only module with weights whose last name is ``leaf``, or None."""
     found = [
         module
         for name, module in model.named_modules()

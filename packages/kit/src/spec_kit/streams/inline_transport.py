@@ -150,7 +150,7 @@ class InlineSender(FeatureSender):
         self._closed = False
 
     def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
-        """Pass a sample without a copy; the returned ticket is done at its release (T2, T5, T6)."""
+        """Pass a sample without a copy; the returned ticket is done when the sample is released (T2, T5, T6)."""
         if self._closed:
             raise ProtocolError("the sender was closed")
         ticket = self._receiver.queue(sample, timeout_s)

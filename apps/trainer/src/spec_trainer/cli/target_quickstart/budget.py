@@ -1,4 +1,4 @@
-"""The time of a round of the quickstart, divided over its stages."""
+"""Divide the time of a round of the quickstart over its stages."""
 
 from __future__ import annotations
 
