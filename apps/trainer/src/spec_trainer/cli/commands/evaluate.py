@@ -47,10 +47,9 @@ def evaluate_draft(
         if request.untrained:
             untrained = export_untrained(evaluation.draft, evaluation.target, Path(scratch) / "untrained")
         options = evaluation.options
-        reuses = plain is not None
         with (
             engine_output_kept(options.engine_type),
-            create_engine(options, evaluation.target, reuse_prefixes=reuses) as engine,
+            create_engine(options, evaluation.target, reuse_prefixes=plain is not None) as engine,
         ):
             work = evaluation.work
             if evaluation.asked is not None:
