@@ -168,6 +168,17 @@ def test_fewer_answers_run_at_once_where_logits_of_guesses_would_be_large(target
     assert [arguments["disable_log_stats"] for arguments in (plain, *others)] == [True, False, True]
 
 
+def test_no_more_answers_run_at_once_than_graphs_cover(target) -> None:
+    def most(**config) -> int | None:
+        config = VllmConfig(**config)
+        return engine_arguments(config, target, context(GraphBackend), PlainMode()).get("max_num_seqs")
+
+    assert most() == 512
+    assert most(batch_tokens=128) == 128
+    assert most(args={"max_num_seqs": 700}) == 700
+    assert most(enforce_eager=True) is None
+
+
 @pytest.mark.parametrize("may", [False, True])
 def test_prefixes_are_reused_only_where_they_may_be(target, may) -> None:
     given = engine_arguments(VllmConfig(), target, context(reuse_prefixes=may), PlainMode())
