@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from spec_core.errors import ConfigError
+from spec_trainer.base.option_values import check_least, check_timeout
 from spec_trainer.configuration.push_options import TransportOptions
 
 
@@ -47,7 +48,5 @@ class PushRequest:
                 raise ConfigError(f"{key} stands behind a flag of several values; write it before the flags")
         if not self.to:
             raise ConfigError("--to names no server; expected addresses such as http://127.0.0.1:8000")
-        if self.bucket_bytes is not None and self.bucket_bytes < 4096:
-            raise ConfigError(f"--bucket-bytes={self.bucket_bytes}: expected 4096 or more")
-        if not 0 < self.timeout_s <= 1e6:
-            raise ConfigError(f"--timeout-s={self.timeout_s}: expected seconds above 0, at most 1000000")
+        check_least("bucket_bytes", self.bucket_bytes, 4096)
+        check_timeout(self.timeout_s)

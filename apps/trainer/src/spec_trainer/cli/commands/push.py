@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import ConfigError, EngineError
+from spec_core.errors import EngineError
 from spec_core.wording import one_line
 from spec_trainer.base.hub import resolve_target
+from spec_trainer.base.option_values import check_timeout
 from spec_trainer.configuration.push_options import read_transport_options, transport_configs
 from spec_trainer.push.publish import publish_draft
 from spec_trainer.push.servers import ask_servers
@@ -53,8 +54,7 @@ def _others(not_taken: Mapping[str, str]) -> str:
 
 def describe_serving(urls: Sequence[str], timeout_s: float) -> dict[str, Any]:
     """Return address -> status of the served draft, or the error if the server does not answer."""
-    if not 0 < timeout_s <= 1e6:
-        raise ConfigError(f"--timeout-s={timeout_s}: expected seconds above 0, at most 1000000")
+    check_timeout(timeout_s)
     return {url: _describe(server) for url, server in ask_servers(urls, timeout_s).items()}
 
 

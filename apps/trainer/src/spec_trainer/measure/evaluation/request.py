@@ -7,6 +7,7 @@ from pathlib import Path
 
 from spec_core.errors import ConfigError
 from spec_core.wording import shortened
+from spec_trainer.base.option_values import check_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +69,8 @@ class EvaluationRequest:
         """Raise ConfigError for a value out of its range, and for options that do not go together."""
         from spec_trainer.plan import combinations
 
-        for name, least in (
-            ("max_new_tokens", 1),
-            ("temperature", 0),
-            ("timeout_s", 0.1),
-        ):
-            value = getattr(self, name)
-            if value is not None and not least <= value < float("inf"):
-                raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")
+        for name, least in (("max_new_tokens", 1), ("temperature", 0), ("timeout_s", 0.1)):
+            check_least(name, getattr(self, name), least)
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"--seed={self.seed}: expected an integer of at most 64 bits")
         _check_numbers("--concurrency", self.concurrency, "1,8,32")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from spec_core.errors import ConfigError
+from spec_trainer.base.option_values import check_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,7 @@ class RegenerationRequest:
     def __post_init__(self) -> None:
         """Raise ConfigError for a value out of its range, or an output that training cannot read."""
         for name, least in (("max_new_tokens", 1), ("temperature", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and not least <= value < float("inf"):
-                raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")
+            check_least(name, getattr(self, name), least)
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"--top-p={self.top_p}: expected more than 0, at most 1")
         if self.output.suffix != ".jsonl":
