@@ -4,9 +4,7 @@ import ast
 import doctest
 import json
 import random
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -130,21 +128,6 @@ def test_the_day_says_who_was_passed_and_when(tmp_path):
     assert verdicts(None, 100.0) == []
 
 
-def test_the_figure_shows_all_servers_and_the_pushes(tmp_path):
-    from day_0_figure import draw, pushed
-
-    row = {"begun_s": 10.0, "at_s": 12.0, "output_tokens_per_s": 100.0}
-    day = {
-        "series": {name: [row] for name in ("live", "no-draft", "ngram")},
-        "follow_starts_s": 5.0,
-        "verdicts": [{"at_s": 9.0, "step": 8, "served": 0}, {"at_s": 15.0, "step": 16, "served": 16}],
-    }
-    assert pushed(day) == [10.0]
-    draw(day, tmp_path / "day.svg")
-    text = (tmp_path / "day.svg").read_text()
-    assert all(word in text for word in ("<svg", "draft that learns", "no draft", "prompt lookup"))
-
-
 def test_the_run_directory_says_what_has_been_trained(tmp_path):
     from follow_figures import trained
 
@@ -232,33 +215,3 @@ def test_a_draft_that_follows_is_judged_by_its_way_to_the_draft_of_the_new_kind(
     assert (found["share_of_the_way"], found["kept"]) == (pytest.approx(0.95), pytest.approx(0.99))
     assert found["holds"] == {"share_of_the_way": True, "kept": True, "failed_requests": False}
     assert not judged(lengths | {"new kind": lengths["before"]}, 0)["holds"]["share_of_the_way"]
-
-
-def test_servers_differ_by_their_draft_and_by_what_they_store(tmp_path):
-    from follow_servers import server_environment, sglang_command, vllm_command
-
-    options = SimpleNamespace(
-        draft="eagle3",
-        draft_model=tmp_path / "fresh",
-        target=tmp_path / "target",
-        dtype="float32",
-        prompt_tokens=24,
-        new_tokens=40,
-        streams=4,
-        kv_gib=0.0625,
-        backend="cpu",
-        cache=tmp_path,
-        words=[],
-    )
-    commands = {name: vllm_command(options, name, 8000) for name in ("plain", "live", "no-draft", "ngram")}
-    assert commands["plain"] == commands["live"]
-    assert commands["plain"][0] == sys.executable
-    assert "--speculative-config" not in commands["no-draft"]
-    assert "--middleware" not in commands["ngram"]
-    of_sglang = {name: sglang_command(options, name, 8000) for name in commands}
-    assert of_sglang["plain"] == of_sglang["live"]
-    assert "EAGLE3" in of_sglang["plain"]
-    assert "--speculative-algorithm" not in of_sglang["no-draft"]
-    assert "NGRAM" in of_sglang["ngram"]
-    assert json.loads(server_environment(options, "live")["SPEC_LIVE_REQUESTS"]) == {"share": 0.1}
-    assert server_environment(options, "plain")["SPEC_LIVE_REQUESTS"] == ""

@@ -115,18 +115,10 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
     [
         (["--to", "127.0.0.1:1"], "'127.0.0.1:1' is no address of a server; expected http://host:port"),
         (["--to", "http://127.0.0.1:1", "--timeout-s", "0"], "--timeout-s=0.0: expected seconds above 0"),
-        (
-            ["--to", "http://127.0.0.1:1", "--address", "here"],
-            "servers cannot connect to 'here': 'here' is not host:port; name host:port of this host",
-        ),
         (["--to", "http://127.0.0.1:1", "--address", "0.0.0.0:0"], "that is every interface"),
         (
-            ["--to", "http://127.0.0.1:1", "--transport", "pigeon"],
-            "no weight_transport plugin is called 'pigeon'",
-        ),
-        (
             ["push.options.file.kep=5", "--to", "http://127.0.0.1:1"],
-            "options: unknown key 'push.options.file.kep' (did you mean 'keep'?)",
+            "unknown key 'push.options.file.kep' (did",
         ),
         (["push.option.file.keep=5", "--to", "http://127.0.0.1:1"], "(did you mean 'options'?)"),
         (["--to", "http://127.0.0.1:1", "push.options.file.keep=5"], "write it before the flags"),
@@ -135,6 +127,7 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
     ],
 )
 def test_a_push_that_cannot_begin_is_refused_in_one_line(command_line, lab, draft, words, line):
+    """``test_bad_addresses.py`` has other addresses and transports that are no use."""
     push = ["push", "--target", lab.keys["target"], "--draft-model", draft]
     assert line in command_line(*push, *words).error
 

@@ -273,14 +273,11 @@ def test_data_that_change_under_way_are_noticed(target, prompts, tmp_path):
     [
         (["--top-p", "0"], "--top-p=0.0: expected more than 0, at most 1"),
         (["--temperature", "-1"], "--temperature=-1.0: expected 0 or more"),
-        (["--engine", "none"], "'none'"),
         (["engine.dtyp=float32"], "unknown key 'engine.dtyp' (did you mean 'dtype'?)"),
-        (["train.lr=1"], "unknown section or key 'train'"),
-        (["that"], "'that' is neither a command"),
-        (["--batch", "5"], "--batch"),
     ],
 )
 def test_bad_usage_is_one_line_and_makes_nothing(words, command_line, tmp_path, more, problem):
+    """``test_draft_validation.py`` has what else is wrong with an engine's options."""
     assert problem in command_line(*words(tmp_path / "answers.jsonl", *more)).error
     assert list(tmp_path.iterdir()) == []
 

@@ -68,26 +68,3 @@ def test_workers_measure_what_one_process_does(lab, measured):
     assert last["serving_version"] == STEPS
     assert run_directory.summary(output)["acceptance_length"] == last["serving_acceptance_length"]
     assert "pushed in" in (output / "logs/decoder-0.log").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ({"decode__every": 10}, "train.serve_every=10 with decode.every=10: its cycles measure the draft"),
-        ({"decode__on_policy": True}, "decode.on_policy=True without decode.every: its answers are not"),
-        (
-            {"push__to": "[http://127.0.0.1:1]", "train__push_every": 5},
-            "train.serve_every=10 with push.to=http",
-        ),
-        ({"data__features": "features"}, "train.serve_every=10 with data.features"),
-        ({"data__eval_samples": 0}, "train.serve_every=10, but nothing is held out"),
-        ({"decode__max_new_tokens": 5000}, "decode.max_new_tokens=5000 leaves no room for a prompt"),
-        (
-            {"placement__kind": "inline", "decode__replicas": 2},
-            "decode.replicas=2 with placement.kind=inline",
-        ),
-    ],
-)
-def test_what_does_not_go_with_measuring_is_refused_in_one_line(command_line, untrained, words, line):
-    _, *keys = untrained.words(untrained.folder / "refused", **MEASURED | words)
-    assert line in command_line("plan", *keys).error

@@ -4,66 +4,55 @@ from dataclasses import replace
 
 import pytest
 
-from spec_core import EngineAbilities
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_engine_hf.engine import HfEngine
 from spec_engine_sglang.engine import SglangEngine
 
 from .conftest import CHAIN
 
+MEASURES = "decode.every=0 train.push_every=0 train.serve_every=10"
+"""Words of a run that decodes nothing but to measure its draft."""
+
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (
-            {"decode__every": 0, "train__push_every": 0},
-            "decode.prompts=16 without decode.every: nothing is decoded",
-        ),
-        (
-            {"train__push_every": 15},
+            "train.push_every=15",
             "train.push_every=15 with decode.every=10: the engine decodes between cycles",
         ),
-        ({"push__to": "[http://127.0.0.1:1]"}, "decode.every=10 with push.to=http://127.0.0.1:1"),
-        ({"push__canary_margin": 0.1}, "decode.every=10 with push.canary_margin=0.1"),
-        ({"decode__replicas": 2}, "decode.replicas=2 with placement.kind=inline"),
-        ({"data__features": "features"}, "decode.every=10 with data.features"),
-        ({"decode__max_new_tokens": 5000}, "decode.max_new_tokens=5000 leaves no room for a prompt"),
-        ({"placement__window_bytes": 1000}, "placement.window_bytes=1000 is smaller than a prompt"),
+        ("push.to=[http://127.0.0.1:1]", "decode.every=10 with push.to=http://127.0.0.1:1"),
+        ("push.canary_margin=0.1", "decode.every=10 with push.canary_margin=0.1"),
+        ("data.features=features", "decode.every=10 with data.features"),
+        ("decode.max_new_tokens=5000", "decode.max_new_tokens=5000 leaves no room for a prompt"),
+        ("placement.window_bytes=1000", "placement.window_bytes=1000 is smaller than a prompt"),
+        ("draft.name=dflash decode.num_draft_tokens=16", "draft 'dflash' guesses 15 tokens a round"),
         (
-            {"draft__name": "dflash", "decode__num_draft_tokens": 16},
-            "draft 'dflash' guesses 15 tokens a round",
+            f"{MEASURES} decode.every=10",
+            "train.serve_every=10 with decode.every=10: its cycles measure the draft",
         ),
+        (
+            f"{MEASURES} decode.on_policy=true",
+            "decode.on_policy=True without decode.every: its answers are not",
+        ),
+        (
+            f"{MEASURES} push.to=[http://127.0.0.1:1] train.push_every=5",
+            "train.serve_every=10 with push.to=http",
+        ),
+        (f"{MEASURES} data.eval_samples=0", "train.serve_every=10, but nothing is held out"),
     ],
 )
 def test_what_does_not_go_with_decoding_is_refused_in_one_line(command_line, untrained, words, line):
-    _, *keys = untrained.words(untrained.folder / "refused", **words)
-    assert line in command_line("plan", *keys).error
+    """``unit/trainer/plan/test_combinations.py`` has the others."""
+    _, *keys = untrained.words(untrained.folder / "refused")
+    assert line in command_line("plan", *keys, *words.split()).error
 
 
-@pytest.mark.parametrize(
-    ("plugin", "ability", "lost", "line"),
-    [
-        (Eagle3Draft, "learns_from_guesses", False, "draft.name=eagle3: this draft does not learn"),
-        (
-            HfEngine,
-            "abilities",
-            EngineAbilities(in_process=True),
-            "engine.name=hf: this engine does not say which guesses it judged",
-        ),
-        (
-            HfEngine,
-            "abilities",
-            EngineAbilities(in_process=True, guess_depths=True),
-            "engine.name=hf: this engine takes no fresh weights while it serves",
-        ),
-    ],
-)
-def test_a_plugin_that_cannot_is_refused_in_one_line(
-    command_line, untrained, monkeypatch, plugin, ability, lost, line
-):
-    monkeypatch.setattr(plugin, ability, lost)
+def test_a_plugin_that_cannot_is_refused_in_one_line(command_line, untrained, monkeypatch):
+    """``unit/trainer/plan/test_combinations.py`` has what else a plugin cannot do."""
+    monkeypatch.setattr(Eagle3Draft, "learns_from_guesses", False)
     _, *keys = untrained.words(untrained.folder / "refused", decode__on_policy=True)
-    assert line in command_line("plan", *keys).error
+    assert "draft.name=eagle3: this draft does not learn" in command_line("plan", *keys).error
 
 
 def test_answers_without_guess_depths_end_a_run_on_policy_in_one_line(command_line, untrained, monkeypatch):

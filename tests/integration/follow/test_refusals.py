@@ -8,33 +8,21 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["train.steps=5"], "train.steps=5 with follow: it ends after a number of requests; set"),
-        (["train.schedule=cosine"], "train.schedule=cosine with follow: it has no last step"),
-        (
-            ["placement.kind=disaggregated", "train.ranks=2"],
-            "train.ranks=2 with follow: it trains in one rank",
-        ),
-        (["placement.kind=colocated", "train.restarts=1"], "train.restarts=1 with follow"),
-        (["follow.window=3"], "follow.window=3"),
-        (["engine.batch_tokens=16"], "engine.batch_tokens=16 with follow is smaller than a request may be"),
-        (["follow.servers=[127.0.0.1]"], "is no address of a server"),
-        (["follow.capture=serving"], "data.path with follow.capture=serving: it has no engine of its own"),
-        (
-            ["follow.capture=serving", "placement.kind=colocated"],
-            "placement.kind=colocated with follow.capture",
-        ),
-        (
-            ["follow.capture=serving", "follow.retention.rows=9"],
-            "follow.retention.rows=9 with follow.capture",
-        ),
-        (
-            ["follow.capture=serving", "follow.new_target=learn"],
-            "follow.new_target=learn with follow.capture",
-        ),
+        ("train.steps=5", "train.steps=5 with follow: it ends after a number of requests; set"),
+        ("train.schedule=cosine", "train.schedule=cosine with follow: it has no last step"),
+        ("placement.kind=disaggregated train.ranks=2", "train.ranks=2 with follow: it trains in one rank"),
+        ("placement.kind=colocated train.restarts=1", "train.restarts=1 with follow"),
+        ("follow.window=3", "follow.window=3"),
+        ("engine.batch_tokens=16", "engine.batch_tokens=16 with follow is smaller than a request may be"),
+        ("follow.servers=[127.0.0.1]", "is no address of a server"),
+        ("follow.capture=serving", "data.path with follow.capture=serving: it has no engine of its own"),
+        ("follow.capture=serving placement.kind=colocated", "kind=colocated with follow.capture"),
+        ("follow.capture=serving follow.retention.rows=9", "retention.rows=9 with follow.capture"),
+        ("follow.capture=serving follow.new_target=learn", "new_target=learn with follow.capture"),
     ],
 )
 def test_what_cannot_follow_is_refused_in_one_line(command_line, lab, tmp_path, words, problem) -> None:
-    assert problem in command_line(*lab.follow("http://127.0.0.1:1", tmp_path / "run", *words)).error
+    assert problem in command_line(*lab.follow("http://127.0.0.1:1", tmp_path / "run", *words.split())).error
     assert not (tmp_path / "run").exists()
 
 

@@ -13,23 +13,26 @@ def request(**fields):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "problem"),
     [
-        ("num_draft_tokens", "0"),
-        ("num_draft_tokens", "2,,3"),
-        ("num_draft_tokens", "2,3"),
-        ("max_new_tokens", 0),
-        ("temperature", -0.1),
-        ("temperature", float("nan")),
-        ("concurrency", "1,x"),
-        ("concurrency", "0"),
-        ("concurrency", "1,,2"),
-        ("concurrency", "-1"),
+        ("num_draft_tokens", "0", "=0: expected positive integers below 100000, such as 3 or 1,2,3,5"),
+        ("num_draft_tokens", "2,,3", "=2,,3: expected positive integers"),
+        ("num_draft_tokens", "2,3", "=2,3 without --concurrency: they are compared at each concurrency; add"),
+        ("max_new_tokens", 0, "=0: expected 1 or more"),
+        ("temperature", -0.1, "=-0.1: expected 0 or more"),
+        ("concurrency", "1,x", "=1,x: expected positive integers below 100000, such as 1,8,32"),
+        ("concurrency", "0", "=0: expected positive"),
+        ("concurrency", "-1", "=-1: expected positive"),
+        ("concurrency", "9" * 5_000, ": expected positive integers below 100000, such as 1,8,32"),
+        ("seed", 10**21, "=1000000000000000000000: expected an integer of at most 64 bits"),
     ],
 )
-def test_request_out_of_range(name, value):
-    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}="):
+def test_request_out_of_range(name, value, problem):
+    with pytest.raises(ConfigError) as refused:
         request(**{name: value})
+    assert f"--{name.replace('_', '-')}=" in str(refused.value)
+    assert problem in str(refused.value)
+    assert len(str(refused.value)) < 1_000
 
 
 def test_prompts_come_from_a_file_or_from_benchmarks():
