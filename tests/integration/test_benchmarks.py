@@ -23,13 +23,6 @@ def document():
 
 
 @pytest.mark.slow
-def test_trainer_step_names_machine_versions_and_shapes(document):
-    assert {"torch", "python", "spec-core", "spec-draft-eagle3"} <= document["versions"].keys()
-    assert document["machine"]["cores"] >= 1
-    assert document["shapes"]["num_steps"] == 2
-
-
-@pytest.mark.slow
 def test_trainer_step_trains_and_reports_time_memory_and_utilisation(document):
     row = document["step"]
     assert row["losses"][0] > row["losses"][-1] > 0

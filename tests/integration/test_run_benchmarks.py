@@ -38,15 +38,6 @@ def colocated(target):
 
 
 @pytest.mark.slow
-def test_colocated_names_machine_versions_settings_and_the_runs_own_command(colocated):
-    assert {"torch", "python", "spec-trainer", "transformers"} <= colocated["versions"].keys()
-    assert colocated["machine"]["cores"] >= 1
-    assert colocated["settings"]["case"]["draft"] == "eagle3"
-    assert "placement.kind=colocated" in colocated["both"]["command"]
-    assert colocated["both"]["config"]["placement"]["kind"] == "colocated"
-
-
-@pytest.mark.slow
 def test_efficiency_is_the_runs_speed_over_what_taking_turns_would_give(colocated):
     alone = [colocated[phase]["samples_per_s"] for phase in ("engine", "trainer")]
     ideal = alone[0] * alone[1] / sum(alone)

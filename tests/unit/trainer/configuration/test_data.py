@@ -1,6 +1,5 @@
 """Section data: defaults, and what it refuses."""
 
-import json
 import subprocess
 import sys
 
@@ -28,11 +27,6 @@ def test_values_out_of_range_are_refused_by_name(key, value):
 def test_two_sources_of_held_out_data_are_refused():
     with pytest.raises(ConfigError, match="eval_path and eval_samples"):
         validate(DataConfig, {"path": "x", "eval_path": "y", "eval_samples": 3}, "data")
-
-
-def test_a_written_configuration_reads_back_as_itself():
-    config = DataConfig(path="x", eval_path="y")
-    assert validate(DataConfig, json.loads(config.model_dump_json()), "data") == config
 
 
 def test_reading_lines_imports_no_heavy_library():

@@ -36,3 +36,9 @@ def merged(fields, changes):
         if value is None:
             del found[key]
     return found
+
+
+class TargetFolder:
+    """A target that is asked for its folder only."""
+
+    folder = "/models/my target"

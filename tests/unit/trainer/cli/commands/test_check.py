@@ -9,7 +9,7 @@ import pytest
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core import Backend, plugins
-from spec_core.errors import ConfigError, PluginError, PluginNotFound
+from spec_core.errors import ConfigError, PluginError
 from spec_core.records import Availability
 from spec_trainer.cli.commands import check, own_process
 from spec_trainer.cli.commands.check import check_backend
@@ -114,8 +114,3 @@ def test_an_unavailable_backend_is_not_touched(monkeypatch):
     assert steps(report) == {
         "probe": {"step": "probe", "ok": False, "seconds": 0.0, "detail": "the SDK is missing"}
     }
-
-
-def test_unknown_backend():
-    with pytest.raises(PluginNotFound, match="no backend plugin is called 'nothing'"):
-        check_backend("nothing")
