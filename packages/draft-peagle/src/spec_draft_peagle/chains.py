@@ -47,7 +47,8 @@ class ChainRule:
             return reach_R, reach_R
         count_R = reach_R.clamp(max=1)
         row_A = count_R.nonzero().squeeze(1)
-        num_seeds, generator = len(row_A), sample_generator(sample)
+        num_seeds = len(row_A)
+        generator = sample_generator(sample)
         for guess in range(1, self.num_guesses):
             row_A = row_A[reach_R[row_A] > guess]
             share = max(self.retention**guess, self.least_retention)

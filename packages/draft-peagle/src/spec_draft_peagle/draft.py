@@ -120,7 +120,8 @@ class PEagleDraft(ChainDraft[PEagleConfig, PEagleShape]):
         layers = num_weights(size for name, size in weights.items() if name.startswith("layers."))
         last = layers // shape.num_layers
         masks = self._masks()
-        width, head = shape.num_heads * shape.head_dim, target.vocab_size * target.hidden_size
+        width = shape.num_heads * shape.head_dim
+        head = target.vocab_size * target.hidden_size
         trained = masks * layers + last + (1 + masks) * prod(weights["lm_head.weight"])
         return StepCost(
             per_token=TRAINED * (prod(weights["fc.weight"]) + layers - last),

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 Ids = tuple[int, ...]
 
-_COUNTED_EPOCHS, _COUNTED_SAMPLES, _EPOCH_SAMPLES = 100, 10**7, 300
-"""Limits up to which the steps of a run are counted exactly: the number of epochs, and the number of samples
-in all counted epochs. To draw an epoch's order takes as long as to count ``_EPOCH_SAMPLES`` samples, so it
-counts as so many samples."""
+_COUNTED_EPOCHS = 100
+"""Largest number of epochs whose steps are counted exactly."""
+_COUNTED_SAMPLES = 10**7
+"""Largest number of samples in all epochs whose steps are counted exactly."""
+_EPOCH_SAMPLES = 300
+"""Number of samples as which an epoch's order counts: to draw it takes as long as to count them."""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,10 @@ BYTES = 1 << 30
 """Bytes that one rendering may add to the memory that the process has when it starts."""
 CHARACTERS = 1 << 24
 """Largest number of characters of one rendering; a million tokens have some four million."""
-_OWN_CHARACTERS, _TIMES = 1 << 18, 8
-"""A rendering may have so many characters of the template's own, and so many times those of what is rendered."""
+_OWN_CHARACTERS = 1 << 18
+"""Number of characters of the template's own that a rendering may have."""
+_TIMES = 8
+"""A rendering may have so many times the characters of what is rendered, besides the template's own."""
 MOST_OVER = 5
 """Number of renderings over a limit after which the template is given up, whatever ``data.on_bad_row`` says."""
 _LONGEST_S = 120.0

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 _STEPS = 20
 """Number of steps, from the first on, whose forward passes are estimated."""
-_MARGIN, _WORKSPACE = 1.25, 2 << 30
-"""A pass takes about ``_MARGIN`` times the bytes that it saves for backward, plus ``_WORKSPACE``. This was
-measured with Eagle3 and DFlash without checkpointing (``h200-document-length.json``,
-``h100-colocated-defaults.json`` of ``benchmarks/results``)."""
+_MARGIN = 1.25
+"""Bytes of a pass, in units of the bytes that it saves for backward, besides ``_WORKSPACE``. Both were measured with
+Eagle3 and DFlash without checkpointing (``h200-document-length.json``, ``h100-colocated-defaults.json`` of
+``benchmarks/results``)."""
+_WORKSPACE = 2 << 30
+"""Bytes that a pass takes however little it saves for backward."""
 
 
 def with_passes_that_fit(run: RunSpec) -> RunSpec:

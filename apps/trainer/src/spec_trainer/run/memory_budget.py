@@ -68,7 +68,8 @@ class MemoryBudget:
 
     def _refusal(self, given: dict[Role, float], roles: Sequence[Role]) -> str:
         total = self.capabilities.device_bytes or 0
-        ranks, window = roles.count("trainer"), self.uncounted_bytes("trainer")
+        ranks = roles.count("trainer")
+        window = self.uncounted_bytes("trainer")
         wanted = [
             f"placement.{role}_fraction={fraction} ({_gib(fraction * total)})"
             for role, fraction in given.items()

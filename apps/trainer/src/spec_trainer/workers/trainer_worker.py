@@ -232,7 +232,8 @@ def run_trainer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder
     spec = resolve_parts(order.config).with_dataset(run_dataset(order, link.ask))
     trained = None
     if not sees_run_directory(order):
-        spec, trained = _on_its_own(stack, order, spec), functools.partial(link.trained, spec, order.index)
+        trained = functools.partial(link.trained, spec, order.index)
+        spec = _on_its_own(stack, order, spec)
     if order.memory_fraction is not None:
         spec.backend.limit_memory(order.memory_fraction)
     device = spec.backend.device(0)

@@ -120,7 +120,8 @@ class NeededRows:
         most = num_steps * len(order_P)
         are_all = rows.group is None and most - sum(counts) <= WORTH_LEAVING_OUT * most
         if are_all:
-            order_P, counts = torch.arange(len(order_P)), [len(order_P)] * num_steps
+            order_P = torch.arange(len(order_P))
+            counts = [len(order_P)] * num_steps
         local_N = order_P[: counts[0]]
         row_N = rows.row_P[local_N]
         index_T = torch.zeros_like(steps_T)

@@ -87,7 +87,8 @@ class EngineLink(AbstractContextManager["EngineLink"]):
         else refuses the request. ``check`` is awaited before each ``alive`` message; without it, such messages are
         sent as long as the process runs.
         """
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
 
         def begin(key: int, work: Coroutine[Any, Any, None]) -> None:
             task = self._tasks[key] = loop.create_task(work)

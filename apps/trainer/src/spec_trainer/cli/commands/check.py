@@ -139,7 +139,8 @@ def _attention(backend: Backend) -> str:
 
 def _kernels(backend: Backend) -> str:
     """Name the kernels that the installed drafts get, those that they compute in plain torch, and broken drafts."""
-    names, broken = set[str](), list[str]()
+    names = set[str]()
+    broken = list[str]()
     for name, draft in plugins.load_each(Draft):
         try:
             if not isinstance(draft, type):
@@ -209,7 +210,8 @@ def _sum_and_broadcast(backend: Backend, rendezvous: TcpRendezvous) -> None:
 
 def _round_trip(backend: Backend) -> str:
     """Send one sample through the inline transport and compare it bit for bit."""
-    transport, device = backend.transport("inline"), backend.device(0)
+    transport = backend.transport("inline")
+    device = backend.device(0)
     with (
         transport.listen(_SCHEMA, 1 << 20) as receiver,
         transport.connect(receiver.address, _SCHEMA, 5.0) as sender,

@@ -161,7 +161,8 @@ def _measure_cost(work: Work, engine: AnsweringEngine, one: Round, limit: TimeLi
 
 
 def _write_report(work: Work, one: Round) -> None:
-    run, summary = resolved_run(work, one), outcome(work, one)
+    run = resolved_run(work, one)
+    summary = outcome(work, one)
     write_document(work.folder.summary, summary)
     figures = {key: value for key, value in summary.items() if not key.startswith("acceptance_")}
     evaluated = {"Evaluation": evaluation_section(read_document(one.figures))}
