@@ -16,10 +16,6 @@ def test_accepted_tokens_are_those_of_neither_the_prefill_nor_the_target():
     assert speculating.acceptance == AcceptanceCounters(rounds=25, accepted=42 - 2 - 25)
 
 
-def test_metrics_of_another_program_are_none():
-    assert sglang_counters("vllm:generation_tokens_total 3\n") is None
-
-
 def test_the_latency_between_tokens_is_a_histogram():
     name = "sglang:inter_token_latency_seconds_bucket"
     lines = f'{name}{{le="0.01"}} 3.0\n{name}{{le="+Inf"}} 5.0\n'

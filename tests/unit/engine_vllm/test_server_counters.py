@@ -26,10 +26,6 @@ def test_counters_of_a_server_with_a_draft_and_of_one_without():
     assert with_draft - plain == ServerCounters(generated_tokens=0, acceptance=expected)
 
 
-def test_metrics_of_another_program_are_none():
-    assert vllm_counters("sglang:generation_tokens_total 3\n") is None
-
-
 def test_the_latency_between_tokens_is_a_histogram():
     name = "vllm:inter_token_latency_seconds_bucket"
     lines = f'{name}{{le="0.01"}} 3.0\n{name}{{le="+Inf"}} 5.0\n'

@@ -104,7 +104,7 @@ class ServingSuite(ConformanceSuite):
         assert shlex.split(shlex.join(words)) == list(words)
 
     @pytest.mark.parametrize(
-        "metrics", ["", "<html>", "up 1\n", "# HELP up\n" * 3, "process_cpu_seconds_total nan"]
+        "metrics", ["", "<html>", "# HELP up\n" * 3, "other:generation_tokens_total 3", "other_total nan"]
     )
     def test_v5_metrics_of_another_program_are_none(self, serving: Serving, metrics: str) -> None:
         """V5: None for the metrics of another program, and never an error, whatever the text."""
