@@ -10,7 +10,7 @@ from spec_trainer.base.stop_request import Interrupted
 from spec_trainer.cli.app import run
 from spec_trainer.cli.target_quickstart import folder
 from spec_trainer.cli.target_quickstart import run as quickstart
-from spec_trainer.cli.target_quickstart.budget import ANSWERS, PROMPTS, SHARES, StageTime, time_for
+from spec_trainer.cli.target_quickstart.budget import ANSWERS, COST, PROMPTS, SHARES, StageTime, time_for
 from spec_trainer.run.metrics import read_metrics
 
 from .conftest import SECONDS
@@ -112,8 +112,8 @@ def test_an_engine_that_starts_slowly_decodes_without_a_draft_while_it_runs(
     (decoded,) = (place for place, line in enumerate(logged) if line.endswith("greedily without a draft"))
     stages = [place for place, line in enumerate(logged) if line.startswith("round-1: ")]
     assert stages[1] < decoded < stages[2], "in the stage of the cost, and nowhere else"
-    passes = json.loads((tmp_path / "out/without_draft.json").read_text())
-    assert len(passes["greedy"]["answers"]) == summary["prompts"]["held_out"]
+    plain = json.loads((tmp_path / "out/without_draft.json").read_text())
+    assert len(plain["passes"]["greedy"]["answers"]) == summary["prompts"]["held_out"]
     assert summary["outputs_differing_share"] == 0
     (row,), (timed,) = summary["breakdown"]["rounds"], summary["throughput"]
     tau = summary["greedy"]["acceptance_length"]
@@ -121,6 +121,25 @@ def test_an_engine_that_starts_slowly_decodes_without_a_draft_while_it_runs(
         tau * timed["tokens_per_s_without_draft"] / timed["tokens_per_s"]
     )
     assert summary["breakdown"]["verdict"] in (tmp_path / "out/report.html").read_text()
+
+
+def test_answers_without_a_draft_are_shorter_if_the_time_is_short(request_of, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(quickstart.Work, "starts_slowly", True)
+    given = {PROMPTS: StageTime(0.0, 600.0), COST: StageTime(0.0, 0.0), ANSWERS: StageTime(0.0, 600.0)}
+    monkeypatch.setattr(
+        quickstart, "time_for", lambda stage, *rest: given.get(stage) or time_for(stage, *rest)
+    )
+    summary = quickstart.run_target_quickstart(request_of(data=str(data)))
+    file = tmp_path / "out/without_draft.json"
+    plain = json.loads(file.read_text())
+    answers = plain["passes"]["greedy"]["answers"]
+    assert max(len(answer["token_ids"]) for answer in answers) <= plain["max_new_tokens"] == 8
+    assert summary["outputs_differing_share"] == 0, "with the draft, answers are as short"
+
+    file.write_text("{")
+    (tmp_path / "out/round-1/times.json").write_text(json.dumps({"prompts": 0.1, "cost": 0.1}))
+    with pytest.raises(ArtifactError, match=r"without_draft.json is damaged; remove it"):
+        quickstart.run_target_quickstart(request_of(data=str(data)))
 
 
 def test_without_data_the_target_writes_the_prompts(request_of, tmp_path):

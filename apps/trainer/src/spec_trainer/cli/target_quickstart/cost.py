@@ -30,7 +30,7 @@ _FEWEST_TOKENS, _MOST_TOKENS = 8, 64
 _PASSES = 12
 """Time of a whole breakdown, in units of decoding once without a draft. It decodes once without a draft, and for
 each of about three numbers of guesses with the draft and with guesses that take no time."""
-_TRIAL_TOKENS = 4
+_TRIAL_TOKENS = 8
 _SAFETY = 0.7
 
 
@@ -71,7 +71,7 @@ def can_pay(cost: Mapping[str, Any]) -> bool:
     return bool(rounds_that_can_pay(cost["rounds"]))
 
 
-def _token_s(engine: Engine, prompt: Prompts) -> float:
+def token_s(engine: Engine, prompt: Prompts) -> float:
     """Return the seconds of a token of a second answer to the prompt; the first one warms the engine up."""
     trial = SamplingParams(max_new_tokens=_TRIAL_TOKENS, stop_at_eos=False)
     with Waiting("timing the target"):
@@ -83,8 +83,8 @@ def _token_s(engine: Engine, prompt: Prompts) -> float:
 
 def _sampling(engine: Engine, prompts: Prompts, draft: Draft, limit: TimeLimit) -> SamplingParams:
     """Return options of decoding with which the whole breakdown takes the time that is left."""
-    token_s = _token_s(engine, prompts[:1])
-    fitting = int(_SAFETY * max(0.0, limit.left_s) / (len(prompts) * token_s * _PASSES))
+    one_s = token_s(engine, prompts[:1])
+    fitting = int(_SAFETY * max(0.0, limit.left_s) / (len(prompts) * one_s * _PASSES))
     return SamplingParams(
         max_new_tokens=min(max(fitting, _FEWEST_TOKENS), _MOST_TOKENS),
         num_draft_tokens=draft.default_draft_tokens,

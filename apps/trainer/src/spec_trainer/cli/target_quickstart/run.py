@@ -151,7 +151,7 @@ def _measure_cost(work: Work, engine: AnsweringEngine, one: Round, limit: TimeLi
     if work.starts_slowly:
         running = engine.started()
         if not work.folder.plain.exists():
-            decode_held_out(work, running, one)
+            decode_held_out(work, running, one, limit)
         return
     if not work.folder.cost.exists():
         engine.close()  # the measurement starts its own
