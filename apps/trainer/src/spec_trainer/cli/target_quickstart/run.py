@@ -36,7 +36,7 @@ from spec_trainer.cli.target_quickstart.folder import (
 from spec_trainer.cli.target_quickstart.kept_questions import KeptQuestions
 from spec_trainer.cli.target_quickstart.outcome import outcome
 from spec_trainer.cli.target_quickstart.prompts import rows_of_data, sample_questions, words_of
-from spec_trainer.cli.target_quickstart.recipe import answers_per_s, prompts_held_out
+from spec_trainer.cli.target_quickstart.recipe import most_prompts, prompts_held_out
 from spec_trainer.cli.target_quickstart.request import TargetQuickstart
 from spec_trainer.cli.target_quickstart.stage_clock import charged
 from spec_trainer.cli.target_quickstart.training import resolved_run, train_draft
@@ -121,7 +121,7 @@ def _collect_prompts(
     """Write the prompts of a round; in the first round hold some of them out."""
     left = unanswered(earlier[-1]) if earlier else []
     position = read_document(earlier[-1].prompt_counts)["position"] if earlier else 0
-    wanted = int(one.budget_s * answers_per_s(work.machine)) - len(left)
+    wanted = most_prompts(one.budget_s, work.machine) - len(left)
     asked = [row for past in earlier for row in read_all(past.prompts)]
     if earlier:
         asked += read_all(work.folder.held_out)
