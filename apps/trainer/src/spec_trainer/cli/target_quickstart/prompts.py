@@ -39,7 +39,7 @@ THE_TARGET = "the target itself"
 """The source of prompts that the target has written."""
 _MARK = "QUESTIONMARKED"
 """A text in place of a question, by which the text before a question is found."""
-_ADD_TEMPLATE = "put a chat_template.jinja there"
+_ADD_TEMPLATE = "put a chat_template.jinja there, or give --data with rows of text"
 _LONGEST_QUESTION = 128
 """Largest number of tokens of a question that the target writes; an unfinished one is left out."""
 
@@ -66,17 +66,21 @@ class PromptCounts:
         return asdict(self)
 
 
-def check_source(encoder: Encoder, data: str | None) -> None:
-    """Raise DataError if the data cannot be read, or if there is neither data nor a chat template."""
+def check_source(work: Work) -> None:
+    """Raise DataError if the data cannot be read, or if it or the target's prompts need a missing chat template."""
+    data = work.request.data
     if data is not None:
-        next(iter(read_rows(data)), None)
+        for row in islice(read_rows(data), 1):
+            _prompt(work, row.content)
         return
     try:
-        question_prefix(encoder)
+        question_prefix(work.encoder)
+    except UnusableTemplate as error:
+        problem = f"{error.problem}; {_ADD_TEMPLATE}"
+        raise DataError(f"without --data the target writes the prompts, but {problem}") from error
     except DataError as error:
-        problem = f"{error.problem}; {_ADD_TEMPLATE}" if isinstance(error, UnusableTemplate) else error
         raise DataError(
-            f"without --data the target writes the prompts, but {problem}; or give --data"
+            f"without --data the target writes the prompts, but {error}; or give --data"
         ) from error
 
 
@@ -138,7 +142,7 @@ def _prompt(work: Work, content: Any) -> tuple[object, ...] | None:
     except BadRow:
         return None
     except UnusableTemplate as error:
-        raise DataError(f"{error.problem}; {_ADD_TEMPLATE}, or give --data with rows of text") from error
+        raise DataError(f"{error.problem}; {_ADD_TEMPLATE}") from error
     return *opened.prompt, *(image.digest for image in opened.sources)
 
 

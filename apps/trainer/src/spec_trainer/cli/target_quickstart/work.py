@@ -127,7 +127,7 @@ def check_request(request: TargetQuickstart) -> Work:
         without_start=engine_without_start(machine, target, draft) if slow else None,
         encoder=Encoder(target.folder, target.vocab_size, options.config.data),
     )
-    check_source(work.encoder, request.data)
+    check_source(work)
     if request.data is not None:
         check_apart(request.data, request.folder)
     work.folder.check(work.settings)
