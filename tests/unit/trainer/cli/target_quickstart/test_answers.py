@@ -1,6 +1,7 @@
 """A round whose target is slow gets shorter answers, and at last a message."""
 
 import json
+import re
 
 import pytest
 
@@ -65,6 +66,16 @@ def test_the_time_begins_when_the_engine_has_answered_once(begun):
         engine.started().generate_unordered = noted
         answers.answer_round(work, engine, one, (), limit, TimeLimit(LONG_S))
     assert has_begun == [False, True]
+
+
+def test_progress_within_a_limit_foretells_no_end(begun, caplog):
+    """An estimate for all prompts, such as eight hours within a budget of minutes, would be wrong."""
+    work, one = begun
+    with caplog.at_level("INFO"):
+        answers.answer_round(work, engine_of(work), one, (), TimeLimit(LONG_S), TimeLimit(LONG_S))
+    lines = [message for message in caplog.messages if message.startswith("row ")]
+    assert lines
+    assert all(re.fullmatch(r"row \d+ [\d,]+ tok/s", line) for line in lines)
 
 
 def test_a_single_prompt_gets_no_shorter_answer(begun):

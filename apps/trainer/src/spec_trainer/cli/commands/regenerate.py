@@ -235,7 +235,8 @@ def _answer_rest(
     sampling = work.sampling
     total = num_left = work.num_left(file.rows)
     num_tokens = 0
-    progress = StepProgress(total, "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s", "row")
+    end = total if limit is None else None  # with a limit the time left is the limit's
+    progress = StepProgress(end, "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s", "row")
     with _started_engine(work, file.rows, running) as engine, progress:
         started = time.monotonic()
         if limit is not None:
