@@ -106,7 +106,7 @@ def test_wrong_config_file(command_line, place, file, content, line):
             "set data.eval_path or data.eval_samples, or remove it",
         ),
         (["data.eval_samples=40"], "leaves nothing of 40 samples to train on"),
-        (["data.eval_samples=3", "data.eval_path=x.jsonl"], "remove one of them"),
+        (["data.eval_samples=3", "data.eval_path=x.jsonl"], "both say what is held out; remove one"),
         (["placement.window_bytes=1000"], "raise it to"),
         (["engine.batch_tokens=5"], "or lower data.max_length"),
         (["train.push_every=5"], "set push.to=[http://127.0.0.1:8000] or where yours is, or remove it"),

@@ -12,6 +12,7 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
         ("train.schedule=cosine", "train.schedule=cosine with follow: it has no last step"),
         ("placement.kind=disaggregated train.ranks=2", "train.ranks=2 with follow: it trains in one rank"),
         ("placement.kind=colocated train.restarts=1", "train.restarts=1 with follow"),
+        ("data.eval_path=x.jsonl", "data.eval_path=x.jsonl with follow: it holds out requests; remove it"),
         ("follow.window=3", "follow.window=3"),
         ("engine.batch_tokens=16", "engine.batch_tokens=16 with follow is smaller than a request may be"),
         ("follow.servers=[127.0.0.1]", "is no address of a server"),

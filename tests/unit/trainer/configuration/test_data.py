@@ -24,11 +24,6 @@ def test_values_out_of_range_are_refused_by_name(key, value):
         validate(DataConfig, {"path": "x", key: value}, "data")
 
 
-def test_two_sources_of_held_out_data_are_refused():
-    with pytest.raises(ConfigError, match="eval_path and eval_samples"):
-        validate(DataConfig, {"path": "x", "eval_path": "y", "eval_samples": 3}, "data")
-
-
 def test_reading_lines_imports_no_heavy_library():
     code = (
         "import sys, spec_trainer.configuration.data, spec_trainer.data.dataset, spec_trainer.data.batching\n"

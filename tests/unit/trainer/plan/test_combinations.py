@@ -79,6 +79,9 @@ REFUSED = {
     "push.to=http://a:1,http://b:1 with train.push_every=0: nothing is pushed; set train.push_every or remove it": {
         "push": {"to": ["http://a:1", "http://b:1"]}
     },
+    "data.eval_path=y with data.eval_samples=3: both say what is held out; remove one": {
+        "data": {"eval_path": "y", "eval_samples": 3}
+    },
     f"engine.replicas=2 with data.features: {READ}; remove one": {
         "data": {"features": "f"},
         "engine": {"replicas": 2},

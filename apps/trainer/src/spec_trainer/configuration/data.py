@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -36,11 +36,3 @@ class DataConfig(PromptConfig):
     """Treatment of a malformed row: it stops the command, or is dropped and counted in the report."""
     shuffle: bool = True
     """Shuffle the samples anew in every epoch; otherwise keep the order of the files."""
-
-    @pydantic.model_validator(mode="after")
-    def _one_source_of_held_out_data(self) -> Self:
-        if self.eval_path is not None and self.eval_samples is not None:
-            raise ValueError(
-                "eval_path and eval_samples are two sources of held-out data; remove one of them"
-            )
-        return self

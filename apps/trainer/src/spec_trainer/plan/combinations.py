@@ -33,6 +33,15 @@ _FEATURES = tuple(
     )
 )  # fmt: skip
 
+_HELD_OUT = (
+    Combination(
+        "data.eval_path=* with data.eval_samples=*",
+        "both say what is held out",
+        "remove one",
+        lambda c, _: c.data.eval_path is not None and bool(c.data.eval_samples),
+    ),
+)
+
 _PUSHES = (
     Combination(
         "train.push_every=* without push.to",
@@ -145,7 +154,7 @@ _DECODING = (
     ),
 )
 
-KEYS = (*_FEATURES, *_PUSHES, *_PLACEMENT, *_SCHEDULE, *_DECODING)
+KEYS = (*_FEATURES, *_HELD_OUT, *_PUSHES, *_PLACEMENT, *_SCHEDULE, *_DECODING)
 """Combinations that the configuration alone shows; refused by every command that reads one."""
 
 
@@ -214,6 +223,7 @@ FOLLOW = (
         Combination(f"{key}=* with follow", "it judges the draft itself", "remove it")
         for key in ("train.eval_every", "train.serve_every", "decode.every", "push.canary_margin")
     ),
+    Combination("data.eval_path=* with follow", "it holds out requests", "remove it"),
     Combination(
         "push.to=* with follow", "it pushes to the servers that it follows", "set follow.servers instead"
     ),
