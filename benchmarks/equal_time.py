@@ -4,17 +4,19 @@
 
     python benchmarks/equal_time.py FOLDER --seconds 120 --bench-data QUESTIONS
     python benchmarks/equal_time.py FOLDER --seconds 240 --at-once 2 --bench-data QUESTIONS    # two share the device
+    python benchmarks/equal_time.py FOLDER --seconds 120 --further 120 --bench-data QUESTIONS  # Draft-OPD, too
 
 FOLDER has ``target/`` and ``answers/``, as ``real_target.py`` leaves them. A short run of each draft says how long
 its steps take. Then each draft is trained anew for as many steps as the time allows, and ``evaluate`` with engine hf,
-which proposes all kinds, counts τ greedily and at temperature 1.
+which proposes all kinds, counts τ greedily and at temperature 1. With ``--further`` each draft of a whole vocabulary
+goes on from there in two runs: one on the same answers, and one on the draft's own rounds with Draft-OPD, whose
+time includes the decoding.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from datetime import UTC, datetime
@@ -38,11 +40,20 @@ DRAFTS: dict[str, tuple[str, ...]] = {
     "dflash2 reduced": (REDUCED,),
 }
 """Name of a row, whose first word is its draft -> options. LiLiCorr has no reduced vocabulary."""
+FURTHER: dict[str, tuple[str, ...]] = {
+    "on": (),
+    "opd": (
+        "decode.on_policy=true", "draft.opd=true", "decode.every=10", "train.push_every=10", "decode.prompts=512",
+        "decode.max_new_tokens=192", "decode.temperature=0",
+    ),
+}  # fmt: skip
+"""Last word of the name of a run that goes on from a trained draft -> options."""
 RECIPE = EXAMPLES / "smollm2-135m-dflash2.yaml"
 GUESSES = 7
 """Guesses of a round, as many as the smallest block makes."""
 TIMED_STEPS = 40
-"""Steps of the run that is timed; the second half of them counts, because the first ones compile kernels."""
+"""Steps of the run that is timed; the second half of them counts, because the first ones compile kernels. Both halves
+are whole cycles of ``FURTHER``."""
 FEWEST_STEPS = 10
 
 
@@ -52,13 +63,11 @@ def main(words: Sequence[str]) -> None:
     results = options.folder / "results"
     results.mkdir(exist_ok=True)
     begun = time.monotonic()
-    paces = _run(options, "pace", [_training(options, name, "pace", TIMED_STEPS) for name in options.drafts])
-    steps = {name: _steps_within(options, name) for name, row in paces.items() if "failed" not in row}
-    trained = _run(
-        options, "equal", [_training(options, name, "equal", count) for name, count in steps.items()]
-    )
-    done = [name for name, row in trained.items() if "failed" not in row]
-    measured = _run(options, "measure", [_measuring(options, name) for name in done])
+    rows = _train_and_measure(options, options.drafts, options.seconds)
+    whole = [name for name in options.drafts if "failed" not in rows[name] and "reduced" not in name]
+    if options.further:
+        names = [f"{name} {way}" for name in whole for way in FURTHER]
+        rows |= _train_and_measure(options, names, options.further)
     document = {
         "benchmark": "equal_time",
         "date": datetime.now(UTC).date().isoformat(),
@@ -67,13 +76,30 @@ def main(words: Sequence[str]) -> None:
         "device": options.device_name,
         "versions": versions("torch", "transformers", "spec-trainer"),
         "seconds": options.seconds,
+        "further_seconds": options.further,
         "at_once": options.at_once,
         "seed": options.seed,
         "elapsed_s": round(time.monotonic() - begun, 1),
-        "rows": {name: {**trained.get(name, row), **measured.get(name, {})} for name, row in paces.items()},
+        "rows": rows,
     }
     print(json.dumps(document, indent=1))
-    sys.exit(len(done) < len(paces) or any("failed" in row for row in measured.values()))
+    sys.exit(any("failed" in row for row in rows.values()))
+
+
+def _train_and_measure(
+    options: argparse.Namespace, names: Sequence[str], seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Train each row for so many seconds, and add what ``evaluate`` counts."""
+    paces = _run(options, "pace", [_training(options, name, "pace", TIMED_STEPS) for name in names])
+    steps = {
+        name: _steps_within(options, name, seconds) for name, row in paces.items() if "failed" not in row
+    }
+    trained = _run(
+        options, "equal", [_training(options, name, "equal", count) for name, count in steps.items()]
+    )
+    done = [name for name, row in trained.items() if "failed" not in row]
+    measured = _run(options, "measure", [_measuring(options, name) for name in done])
+    return {name: {**trained.get(name, row), **measured.get(name, {})} for name, row in paces.items()}
 
 
 def _options(words: Sequence[str]) -> argparse.Namespace:
@@ -82,6 +108,7 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=120.0, help="of the steps of each draft")
+    parser.add_argument("--further", type=float, default=0.0, help="seconds of the runs that go on")
     parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=list(DRAFTS))
     parser.add_argument(
         "--bench-data", type=Path, required=True, help="folder with the benchmarks' questions"
@@ -116,19 +143,34 @@ def _training(options: argparse.Namespace, name: str, stage: str, steps: int) ->
         "engine.name=hf", f"engine.dtype={options.dtype}", f"train.dtype={options.dtype}", f"seed={options.seed}",
         f"train.steps={steps}", f"train.save_every={steps}", f"train.warmup_steps={max(1, steps // 10)}",
     ]  # fmt: skip
-    chosen = [f"draft.name={name.split()[0]}", *DRAFTS[name]]
+    begun, _, way = name.rpartition(" ")
+    if way in FURTHER:
+        start = _output(options, begun, "equal") / "draft"
+        chosen = [*DRAFTS[begun], *FURTHER[way], f"draft.init_from={start}"]
+    else:
+        chosen = [*DRAFTS[name]]
     return Job(
         name=name,
-        words=["train", "--config", f"{RECIPE}", *chosen, *own, *options.words],
+        words=[
+            "train",
+            "--config",
+            f"{RECIPE}",
+            f"draft.name={name.split()[0]}",
+            *chosen,
+            *own,
+            *options.words,
+        ],
         figures=lambda _: run_figures(output),
     )
 
 
-def _steps_within(options: argparse.Namespace, name: str) -> int:
+def _steps_within(options: argparse.Namespace, name: str, seconds: float) -> int:
+    """Return the steps that fit into the seconds, at the pace of the timed run with all that a step waits for."""
     metrics = _output(options, name, "pace") / "metrics.jsonl"
-    records = [json.loads(line) for line in metrics.read_text().splitlines()][TIMED_STEPS // 2 :]
-    pace_s = statistics.median(record["time_data_s"] + record["time_step_s"] for record in records)
-    return max(FEWEST_STEPS, int(options.seconds / pace_s))
+    since_start_s = [json.loads(line)["time_s"] for line in metrics.read_text().splitlines()]
+    timed = len(since_start_s) // 2
+    pace_s = (since_start_s[-1] - since_start_s[timed - 1]) / (len(since_start_s) - timed)
+    return max(FEWEST_STEPS, int(seconds / pace_s))
 
 
 def _measuring(options: argparse.Namespace, name: str) -> Job:
