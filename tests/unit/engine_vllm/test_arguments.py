@@ -155,7 +155,7 @@ def test_every_argument_of_ours_is_reserved_or_a_default(target) -> None:
     full = VllmConfig(kv_cache_bytes=1)
     for mode in (PlainMode(), drafting(), CAPTURING):
         ours = engine_arguments(full, target, context(GraphBackend, memory_fraction=0.5), mode).keys()
-        assert ours - RESERVED - {"max_num_seqs"} == {"enable_prefix_caching"}
+        assert ours - RESERVED - {"max_num_seqs", "max_cudagraph_capture_size"} == {"enable_prefix_caching"}
 
 
 def test_fewer_answers_run_at_once_where_logits_of_guesses_would_be_large(target) -> None:
@@ -177,6 +177,20 @@ def test_no_more_answers_run_at_once_than_graphs_cover(target) -> None:
     assert most(batch_tokens=128) == 128
     assert most(args={"max_num_seqs": 700}) == 700
     assert most(enforce_eager=True) is None
+
+
+def test_a_step_of_all_answers_and_a_new_prompt_is_a_graph(target) -> None:
+    def tokens(mode, **config) -> int | None:
+        arguments = engine_arguments(VllmConfig(**config), target, context(GraphBackend), mode)
+        return arguments.get("max_cudagraph_capture_size")
+
+    assert tokens(PlainMode()) == 1024
+    assert tokens(PlainMode(), batch_tokens=128) == 128
+    assert tokens(PlainMode(), enforce_eager=True) is None
+    assert tokens(PlainMode(), args={"max_cudagraph_capture_size": 64}) == 64
+    assert tokens(PlainMode(), args={"compilation_config": {"cudagraph_capture_sizes": [8]}}) is None
+    assert tokens(PlainMode(), args={"cudagraph_capture_sizes": [8, 16]}) is None
+    assert [tokens(mode) for mode in (drafting(), CAPTURING)] == [None, None]
 
 
 @pytest.mark.parametrize("may", [False, True])

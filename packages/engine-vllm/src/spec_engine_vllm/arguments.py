@@ -25,9 +25,14 @@ _MOST_SEQUENCES = 256
 """Default maximum number of sequences that run at once while vLLM captures or speculates. With vLLM's own default,
 1024 on large GPUs, the logits of all guesses would take gigabytes."""
 _MOST_WITH_GRAPHS = 512
-"""Default maximum number of sequences that run at once in a vLLM that only decodes, if it uses graphs. By default its
-graphs cover no larger batch, and its scheduler, in Python, is slow for more: on one H200 with SmolLM2-135M, a step of
-492 sequences took 10 ms, and of 1024, vLLM's own default there, 53 ms."""
+"""Default maximum number of sequences that run at once in a vLLM that only decodes, if it uses graphs. Its
+scheduler, in Python, is slow for more: on one H200 with SmolLM2-135M, a step of 492 sequences took 10 ms, and of 1024,
+vLLM's own default there, 53 ms."""
+_TOKENS_OF_GRAPHS = 2 * _MOST_WITH_GRAPHS
+"""Most tokens of a step that runs as a graph in such a vLLM: those of all sequences, and of a new prompt. By vLLM's
+own default, 512, no step in which a prompt begins while so many sequences run would be a graph."""
+_GRAPH_ARGUMENTS = {"compilation_config", "cudagraph_capture_sizes", "max_cudagraph_capture_size"}
+"""Arguments of vLLM with which a user chooses the graphs."""
 _KV_BYTES = 1 << 30
 """Size of the KV cache, in bytes, if nothing limits memory. vLLM's default would take most of the host's
 memory."""
@@ -77,6 +82,8 @@ def engine_arguments(config: VllmConfig, target: TargetSpec, context: EngineCont
         arguments["max_num_seqs"] = min(_MOST_SEQUENCES, config.batch_tokens)
     elif not eager:
         arguments["max_num_seqs"] = min(_MOST_WITH_GRAPHS, config.batch_tokens)
+        if not _GRAPH_ARGUMENTS & config.args.keys():
+            arguments["max_cudagraph_capture_size"] = min(_TOKENS_OF_GRAPHS, config.batch_tokens)
     if isinstance(mode, CaptureMode):
         arguments["max_model_len"] += _DRAFTER_ROOM
     if context.memory_fraction is not None:
