@@ -26,8 +26,8 @@ _MOST_SEQUENCES = 256
 1024 on large GPUs, the logits of all guesses would take gigabytes."""
 _MOST_WITH_GRAPHS = 512
 """Default maximum number of sequences that run at once in a vLLM that only decodes, if it uses graphs. Its
-scheduler, in Python, is slow for more: on one H200 with SmolLM2-135M, a step of 492 sequences took 10 ms, and of 1024,
-vLLM's own default there, 53 ms."""
+scheduler, in Python, is slow for more: on one H200 with SmolLM2-135M, a step of 492 sequences took 10 ms, and of
+1024, vLLM's own default there, 53 ms."""
 _TOKENS_OF_GRAPHS = 2 * _MOST_WITH_GRAPHS
 """Most tokens of a step that runs as a graph in such a vLLM: those of all sequences, and of a new prompt. By vLLM's
 own default, 512, no step in which a prompt begins while so many sequences run would be a graph."""
