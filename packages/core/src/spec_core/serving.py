@@ -12,7 +12,8 @@ V2  ``availability`` returns whether a program that can serve the exports of a d
     ``versions`` has what is installed instead. If one is, ``reason`` is empty or one line that says with which
     version and what to know about it. It raises ConfigError, one line, if no version can.
 V3  ``command`` returns a shell command of one line that starts the unmodified program with a draft folder and a
-    number of draft tokens per round. ``configured`` returns a Serving whose commands name what the engine's options
+    number of draft tokens per round. It raises ConfigError, one line, if the installed version cannot run this target
+    with a draft. ``configured`` returns a Serving whose commands name what the engine's options
     give, such as a file of the target. Optional: by default the commands do not depend on them.
 V4  ``live_server_words`` returns further words of the command with which the program listens at a host and a port,
     takes pushed drafts and hands out live requests, by HTTP (``spec_kit.hosting.HttpReplica``). The program reads its

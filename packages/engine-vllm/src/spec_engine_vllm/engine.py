@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import ClassVar, cast
 
 from spec_core import Draft, EngineAbilities, EngineConfig, FrozenProducts, Serving, TargetSpec
-from spec_core.errors import ConfigError
+from spec_core.errors import ConfigError, TargetError
 from spec_core.records import Availability, FeatureSchema
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
-from spec_engine_vllm.serving import VllmServing
+from spec_engine_vllm.serving import VllmServing, check_states
 from spec_engine_vllm.serving_format import check_vllm_folder
+from spec_engine_vllm.target_classes import gives_states
 from spec_engine_vllm.versions import has_first_runner, is_before_28, is_cpu_build, probe_vllm
 from spec_kit.hosting import Mode, ProgramReplica, SubprocessEngine
 
@@ -38,10 +39,20 @@ class VllmEngine(SubprocessEngine):
         return probe_vllm()
 
     @classmethod
+    def check_target(cls, config: EngineConfig, target: TargetSpec) -> None:
+        """Raise TargetError if the installed vLLM cannot give the target's hidden states."""
+        if not gives_states(target.architecture):
+            raise TargetError(
+                f"engine {cls.name!r} cannot capture target {target.folder}: vLLM's class {target.architecture} "
+                "gives no hidden states; set engine.name=hf or engine.name=sglang"
+            )
+
+    @classmethod
     def check_draft(
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
         """Raise UsageError if vLLM cannot serve the draft as configured (E8)."""
+        check_states(draft, target)
         check_vllm_folder(
             folder,
             target,

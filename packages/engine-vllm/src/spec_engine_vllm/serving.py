@@ -25,6 +25,7 @@ from spec_engine_vllm.serving_format import (
     vllm_command,
     vllm_problem,
 )
+from spec_engine_vllm.target_classes import gives_states
 from spec_engine_vllm.versions import (
     BEFORE,
     DISTRIBUTIONS,
@@ -38,6 +39,9 @@ from spec_engine_vllm.vllm_ranks import EXTENSION
 from spec_kit.drafting import ServedDraft, write_speculators
 from spec_kit.hosting import SpeculativeMode
 from spec_kit.targets import hub_name
+
+_STATE_METHODS = frozenset({"eagle3", "dflash", "dspark"})
+"""Speculative methods of vLLM whose drafts read states of several layers (``v1/worker/gpu_model_runner.py``)."""
 
 
 class VllmServing(Serving):
@@ -57,6 +61,7 @@ class VllmServing(Serving):
         """
         if "vllm" not in draft.serving_methods:
             raise ConfigError(f"it does not serve draft {draft.name!r} with these options")
+        check_states(draft, target)
         if problem := vllm_problem(draft, target):
             raise ConfigError(problem)
         on_cpu = is_cpu_build()
@@ -75,6 +80,7 @@ class VllmServing(Serving):
 
     def command(self, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> str:
         """Return the shell command that serves the draft with the installed vLLM or its CPU build."""
+        check_states(draft, target)
         return vllm_command(target, _mode(draft, folder, num_draft_tokens), is_cpu_build=is_cpu_build())
 
     def command_by_load(
@@ -84,6 +90,7 @@ class VllmServing(Serving):
 
         A DSpark draft gets adaptive verification instead, if the installed vLLM has it.
         """
+        check_states(draft, target)
         mode = _mode(draft, folder, max(draft_tokens.values()))
         adaptively = verifies_adaptively(has_confidence_head=has_confidence_head(folder))
         by_load = speculation_by_load(mode, draft_tokens, verifies_adaptively=adaptively)
@@ -113,6 +120,14 @@ class VllmServing(Serving):
     def counters(self, metrics: str) -> ServerCounters | None:
         """Return the counters of a vLLM server from its metrics; None for another program."""
         return vllm_counters(metrics)
+
+
+def check_states(draft: Draft, target: TargetSpec) -> None:
+    """Raise ConfigError if the draft reads hidden states that the installed vLLM does not give of the target."""
+    if draft.serving_methods.get("vllm") in _STATE_METHODS and not gives_states(target.architecture):
+        raise ConfigError(
+            f"vLLM's class {target.architecture} gives drafts no hidden states; SGLang may: serve it there"
+        )
 
 
 def _by_first_runner(found: Availability) -> str:

@@ -39,6 +39,7 @@ def merged(fields, changes):
 
 
 class TargetFolder:
-    """A target that is asked for its folder only."""
+    """A target that is asked for its folder and its class only."""
 
     folder = "/models/my target"
+    architecture = "LlamaForCausalLM"
