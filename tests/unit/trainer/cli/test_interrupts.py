@@ -8,9 +8,10 @@ import time
 import pytest
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from spec_trainer.cli import interrupts
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in a shell's background inherit that it is ignored
 interrupts._LONGEST_S = float(sys.argv[1])
 interrupts.interrupt_once_torch_is_loaded()
 try:
