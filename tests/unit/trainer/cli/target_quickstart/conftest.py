@@ -8,7 +8,7 @@ from spec_trainer.cli.target_quickstart.request import TargetQuickstart
 
 from .....byte_chats import byte_chat_target
 
-SECONDS = 10.0
+SECONDS = 6.0
 """The budget of a round: each stage ends in time, or at its least size."""
 
 
